@@ -1,0 +1,1 @@
+"""strop doctor (placeholder until its helper writes it)."""

@@ -1,0 +1,270 @@
+"""What every command shares: the common options, and the session that reads, writes, warns and counts for it.
+
+A command is a function `command(io: Session, ...its own options...)` under the decorator `tool`, which adds the options
+below to its signature. So each common option is declared, documented and obeyed in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+import typer
+
+from strop import __version__
+from strop.cli.main import command_name
+from strop.cli.progress import Progress
+from strop.core.errors import DataError, OutputFailed, UsageError
+from strop.core.records import VIEWS, Record
+from strop.core.streams import Output, Resumed, read_records
+
+SHARED = "Shared options"
+EXIT_SET_ASIDE = 1
+
+Files = Annotated[list[str], typer.Argument(metavar="[FILE]...", help="Files to read; none, or -, is stdin.", show_default=False)]
+OutputPath = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, which appears whole or not at all; - is stdout.", rich_help_panel=SHARED)]
+Only = Annotated[str | None, typer.Option("--only", metavar="KIND[,KIND]", help="Write only records of these kinds.", rich_help_panel=SHARED)]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Set bad records aside, go on, and exit 1 at the end.", rich_help_panel=SHARED)]
+RejectsPath = Annotated[Path | None, typer.Option("--rejects", metavar="FILE", help="Where --keep-going puts bad lines, each with its reason.", rich_help_panel=SHARED)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.", rich_help_panel=SHARED)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr: what is loaded, timings.", rich_help_panel=SHARED)]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Messages on stderr as JSON lines.", rich_help_panel=SHARED)]
+ShowProgress = Annotated[bool | None, typer.Option("--progress/--no-progress", help="Progress on stderr; by itself on a terminal when stdout is not a pipe.", rich_help_panel=SHARED)]
+LineBuffered = Annotated[bool | None, typer.Option("--line-buffered/--block-buffered", help="Hand over each record at once, or in blocks; slow tools do the first by themselves.", rich_help_panel=SHARED)]
+Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of what is read and written, and exit.", rich_help_panel=SHARED)]
+ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print each option's value and where it comes from, and exit.", rich_help_panel=SHARED)]
+Resume = Annotated[Path | None, typer.Option("--resume", metavar="FILE", help="Continue FILE, which a killed run wrote: only what is missing is done and appended.", rich_help_panel=SHARED)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, with counts and an estimate of tokens, and stop.", rich_help_panel=SHARED)]
+
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "output": (OutputPath, "-"),
+    "only": (Only, None),
+    "keep_going": (KeepGoing, False),
+    "rejects": (RejectsPath, None),
+    "quiet": (Quiet, False),
+    "verbose": (Verbose, False),
+    "log_json": (LogJson, False),
+    "progress": (ShowProgress, None),
+    "line_buffered": (LineBuffered, None),
+    "schema": (Schema, False),
+    "show_config": (ShowConfig, False),
+}
+_SLOW: dict[str, tuple[Any, Any]] = {"resume": (Resume, None), "dry_run": (DryRun, False)}
+
+
+class Session:
+    """One run of one tool: its input, its output, its messages.
+
+    `records()` yields the input; `write` and `emit` put records out; `reject` sets a bad one aside or ends the run;
+    `warn` and `note` speak on stderr. `set_aside` counts what makes the exit status 1.
+    """
+
+    def __init__(self, tool: str, *, slow: bool, reads_input: bool, files: list[str], values: dict[str, Any]) -> None:
+        self.tool = tool
+        self.files = files or ["-"]
+        self.reads_input = reads_input
+        self.slow = slow
+        self.set_aside = 0
+        self.keep_going: bool = values["keep_going"]
+        self.dry_run: bool = values.get("dry_run", False)
+        self.quiet: bool = values["quiet"]
+        self.verbose: bool = values["verbose"]
+        self._log_json: bool = values["log_json"]
+        self._only = None if values["only"] is None else set(values["only"].split(","))
+        self._rejects_path: Path | None = values["rejects"]
+        if self._rejects_path is not None and not self.keep_going:
+            raise UsageError("--rejects goes with --keep-going")
+        self._rejects: Output | None = None
+        self._resume_path: Path | None = values.get("resume")
+        self._output_name: str = values["output"]
+        self._flush_each: bool = slow if values["line_buffered"] is None else values["line_buffered"]
+        self._progress_wish: bool | None = values["progress"]
+        self.resumed: Resumed | None = None
+        self._output: Output | None = None
+        self._stack = contextlib.ExitStack()
+        # Records get the real stdout; whatever a library or a child prints lands on stderr.
+        self._record_fd = os.dup(1)
+        self._stdout_is_terminal = os.isatty(1)
+        os.dup2(2, 1)
+
+    def __enter__(self) -> Session:
+        """Opens the output, so that an output that cannot be written is known before any work."""
+        if self._resume_path is not None:
+            if self._output_name != "-":
+                raise UsageError("--resume FILE names the output itself; leave --output out")
+            self.resumed = Resumed(self._resume_path)
+            if self.resumed.num_torn_bytes:
+                self.warn(f"cut a torn last line of {self.resumed.num_torn_bytes} bytes off {self._resume_path}")
+            self._output = Output(path=self._resume_path, append=True, flush_each=self._flush_each)
+        elif self._output_name == "-":
+            self._output = Output(fd=self._record_fd, flush_each=self._flush_each or self._stdout_is_terminal)
+        else:
+            self._output = Output(path=Path(self._output_name), flush_each=self._flush_each)
+        self._stack.enter_context(self._output)
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        """Completes or abandons the output."""
+        self._stack.__exit__(*failure)
+        if self._rejects is not None:
+            self._rejects.close(complete=True)
+
+    def records(self) -> Iterator[Record]:
+        """The input, with bad lines raised or set aside. Foreign kinds come too: pass them to `write`."""
+        if "-" in self.files and sys.stdin.isatty():
+            raise UsageError("stdin is a terminal: pipe records in or name a FILE (see --help)")
+        yield from read_records(self.files, sys.stdin.buffer, self._on_bad if self.keep_going else None)
+
+    def write(self, record: Record) -> None:
+        """Puts out a record that came in (unless --only says no, or a resumed file has it)."""
+        if self._only is not None and record.kind not in self._only:
+            return
+        if self.resumed is not None and self.resumed.take_line(record):
+            return
+        assert self._output is not None
+        self._output.write(record)
+
+    def emit(self, record: Record, options: dict[str, Any] | None = None, **more: Any) -> None:
+        """Puts out a record this tool makes, with its provenance: tool, version, the options that matter, and `more`."""
+        provenance = {"tool": self.tool, "version": __version__, **({"options": options} if options else {}), **more}
+        record.set(provenance=provenance)
+        self.write(record)
+
+    def flush(self) -> None:
+        """Hands over what is buffered."""
+        assert self._output is not None
+        self._output.flush()
+
+    def reject(self, error: DataError, record: Record) -> None:
+        """A record turned out bad after it was read: raises, or sets it aside under --keep-going."""
+        if not self.keep_going:
+            raise error
+        self._on_bad(error, record.encode())
+
+    def _on_bad(self, error: DataError, line: bytes) -> None:
+        self.set_aside += 1
+        self._message(str(error), "error")
+        if self._rejects_path is not None:
+            if self._rejects is None:
+                self._rejects = Output(path=self._rejects_path, append=True, flush_each=True)
+            where = error.where
+            self._rejects.write(
+                Record.make(
+                    "reject",
+                    {
+                        "file": where.file if where else None,
+                        "line": where.line if where else None,
+                        "field": error.field,
+                        "reason": error.message,
+                        "text": line.rstrip(b"\r\n").decode("utf-8", "replace"),
+                    },
+                )
+            )
+
+    def warn(self, message: str) -> None:
+        """Something the user should know; silent under --quiet."""
+        self._message(message, "warning")
+
+    def note(self, message: str) -> None:
+        """A summary line; silent under --quiet."""
+        self._message(message, "note")
+
+    def detail(self, message: str) -> None:
+        """Only with --verbose."""
+        if self.verbose:
+            self._message(message, "detail")
+
+    def _message(self, message: str, level: str) -> None:
+        if self.quiet and level != "error":
+            return
+        if self._log_json:
+            line = msgspec.json.encode({"tool": self.tool, "level": level, "message": message})
+        else:
+            line = f"{command_name()}: {message}".encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+            sys.stderr.buffer.write(line + b"\n")
+            sys.stderr.flush()
+
+    def progress(self, what: str, total: int | None = None) -> Progress:
+        """A progress bar on stderr, shown when asked for or when a person is watching and no pipe follows."""
+        wish = self._progress_wish
+        shown = (sys.stderr.isatty() and self._stdout_is_terminal and not self.quiet) if wish is None else wish
+        return Progress(what, total, shown=shown)
+
+
+def tool(
+    *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), slow: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a Typer command of `function(io, ...)`: adds FILEs (if it `reads`) and the common options.
+
+    `slow` tools (models, sandboxes) also get --resume and --dry-run and hand over each record at once.
+    """
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        hints = get_type_hints(function, include_extras=True)
+        own = list(inspect.signature(function).parameters.values())[1:]
+        common = {**_COMMON, **(_SLOW if slow else {})}
+        name = function.__module__.rpartition(".")[2].replace("_", "-")
+
+        @functools.wraps(function)
+        def run(ctx: typer.Context, **values: Any) -> int:
+            shared = {key: values.pop(key) for key in common}
+            files = values.pop("files", [])
+            if shared["schema"]:
+                _print_schema(reads, writes)
+                return 0
+            if shared["show_config"]:
+                _print_config(ctx)
+                return 0
+            session = Session(name, slow=slow, reads_input=bool(reads), files=files, values=shared)
+            with session:
+                function(session, **values)
+            return EXIT_SET_ASIDE if session.set_aside else 0
+
+        parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        if reads and not any(parameter.name == "files" for parameter in own):
+            parameters.append(inspect.Parameter("files", inspect.Parameter.KEYWORD_ONLY, annotation=Files, default=[]))
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in own]
+        parameters += [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for key, (annotation, default) in common.items()
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return wrap
+
+
+def _print_schema(reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+    schemas = {
+        role: {kind: msgspec.json.schema(VIEWS[kind]) for kind in kinds if kind in VIEWS}
+        for role, kinds in (("reads", reads), ("writes", writes))
+    }
+    _print(msgspec.json.format(msgspec.json.encode(schemas), indent=2).decode())
+
+
+def _print_config(ctx: typer.Context) -> None:
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if name not in ("help", "show_config"):
+            _print(f"{name}\t{ctx.params.get(name)}\t{source.name.lower() if source else 'default'}")
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputFailed(f"<stdout>: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""Advantages: each method's mathematics in one module of pure functions."""

@@ -1,0 +1,1 @@
+"""What an agent acts in."""

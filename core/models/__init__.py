@@ -1,0 +1,1 @@
+"""Load, tokenise, apply chat templates, score tokens, adapters."""

@@ -1,0 +1,1 @@
+"""The episode loop: attempts at tasks, verified, in order, resumable."""

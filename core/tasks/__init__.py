@@ -1,0 +1,1 @@
+"""Task families, calibration and the statistics of pass rates."""

@@ -1,0 +1,1 @@
+"""Verifiers: a response and a task in, a verdict out."""

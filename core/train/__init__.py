@@ -1,0 +1,1 @@
+"""Batches, losses, the update loop and checkpoints."""
