@@ -1,0 +1,83 @@
+"""Fixtures shared by all tests: the real small model, a tiny random one, and a runner for the installed `strop`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STROP = Path(sys.executable).with_name("strop")
+
+
+@dataclass
+class Result:
+    """What a run of `strop` gave."""
+
+    stdout: bytes
+    stderr: str
+    status: int
+
+    @property
+    def records(self) -> list[dict]:
+        return [json.loads(line) for line in self.stdout.split(b"\n") if line.strip()]
+
+
+def strop(args, input=b"", check=True, env=None, timeout=300, cwd=None) -> Result:
+    """Runs the installed `strop ARGS`; `input` is bytes, or a list of dicts written as JSONL."""
+    if not isinstance(input, bytes):
+        input = b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in input)
+    done = subprocess.run(
+        [STROP, *map(str, args)], input=input, capture_output=True, timeout=timeout, cwd=cwd, env={**os.environ, **(env or {})}
+    )
+    result = Result(done.stdout, done.stderr.decode("utf-8", "replace"), done.returncode)
+    assert not check or result.status == 0, f"strop {args}: exit {result.status}: {result.stderr[-2000:]}"
+    return result
+
+
+@pytest.fixture(scope="session")
+def run_strop():
+    return strop
+
+
+@pytest.fixture(scope="session")
+def smol_gguf() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct."""
+    named = os.environ.get("STROP_TEST_GGUF")
+    if named:
+        return Path(named)
+    script = ROOT / "examples" / "quickstart" / "get_model.sh"
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=True, env={**os.environ, "PYTHON": sys.executable})
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def smol(smol_gguf) -> Path:
+    """The converted model folder of SmolLM2-135M-Instruct."""
+    from strop.core.models.load import resolve_model
+
+    return Path(resolve_model(str(smol_gguf)).path)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(smol, tmp_path_factory) -> Path:
+    """A random Llama of about a million parameters behind SmolLM2's tokenizer: for what does not need a real model."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(smol)
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.3,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
