@@ -107,7 +107,8 @@ class Sampling(Struct, kw_only=True, omit_defaults=True):
 class Task(Struct, kw_only=True, omit_defaults=True):
     """Something to attempt. `reference` is for verifiers and is never shown to the policy.
 
-    `prompt` is text, or chat messages ({"role", "content"}); `verifier` is {"name": ..., and what it needs}.
+    `prompt` is text, or chat messages ({"role", "content"}); `verifier` is {"name": ..., and what it needs}; `sampling`
+    holds hints ("stop", "max_tokens") that apply where the user of `rollout` says nothing else.
     """
 
     id: str
@@ -115,6 +116,7 @@ class Task(Struct, kw_only=True, omit_defaults=True):
     env: str = "answer"
     verifier: dict[str, Any] | None = None
     reference: Any = None
+    sampling: dict[str, Any] | None = None
     statement_version: int = 1
     parent: str | None = None
     calibration: dict[str, Any] | None = None
