@@ -1,0 +1,166 @@
+"""The episode loop: keeps an engine busy, verifies in the background, and gives records out in the order of the input."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strop.core.engines.protocol import Completion, Request
+from strop.core.errors import DataError
+from strop.core.records import Record, Task
+from strop.core.rollout.attempts import Attempt, AttemptMaker
+from strop.core.rollout.intake import ReadAhead, Signal
+
+if TYPE_CHECKING:
+    from strop.core.engines.protocol import Engine
+    from strop.core.tasks.verifiers import Verdict
+
+# Finished rollouts that may wait for a slower one before them, as a multiple of the samples in flight. It bounds memory.
+REORDER_WINDOW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One input of the loop: a record to pass through, and for a task the samples to draw of it."""
+
+    record: Record
+    task: Task | None = None
+    samples: tuple[int, ...] = ()
+    group_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One output of the loop: a record, and whether the loop made it (a rollout) or passed it through."""
+
+    record: Record
+    made: bool
+
+
+class _Slot:
+    """A place in the order of output, filled when its rollout is finished."""
+
+    __slots__ = ("given",)
+
+    def __init__(self, given: Given | None = None) -> None:
+        self.given = given
+
+
+class RolloutLoop:
+    """Drives one engine over a stream of work.
+
+    At most about `concurrency` samples are in flight (a group is submitted whole). Tasks that cannot be attempted go to
+    `on_bad`. Verifiers run in one thread beside the engine, in the order in which samples finish.
+    """
+
+    def __init__(
+        self, engine: Engine, maker: AttemptMaker, verify: Callable[[str, Record, Task], Verdict], *,
+        concurrency: int, ordered: bool = True, on_bad: Callable[[DataError, Record], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._maker = maker
+        self._verify = verify
+        self._concurrency = concurrency
+        self._ordered = ordered
+        self._on_bad = on_bad
+        self._slots: deque[_Slot] = deque()
+        self._attempts: dict[str, tuple[Attempt, _Slot]] = {}
+        self._verifying: dict[Future[Record], _Slot] = {}
+
+    def run(self, work: Iterable[Work]) -> Iterator[Given]:
+        """The outputs. An error of the input is raised after everything begun before it has been finished."""
+        source = ReadAhead(work, self._concurrency)
+        failure: Exception | None = None
+        ended = False
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
+            while True:
+                while not ended and self._has_room():
+                    try:
+                        item = source.take(wait=not self._busy() and not self._ready())
+                    except Exception as error:  # noqa: BLE001 (raised again below)
+                        failure, ended = error, True
+                        break
+                    if item is Signal.END:
+                        ended = True
+                    elif isinstance(item, Work):
+                        self._begin(item)
+                    else:
+                        break
+                yield from self._release()
+                if self._busy():
+                    self._advance(verifier)
+                elif ended and not self._slots:
+                    break
+        if failure is not None:
+            raise failure
+
+    def _has_room(self) -> bool:
+        in_flight = len(self._attempts) + len(self._verifying)
+        return in_flight < self._concurrency and len(self._slots) < REORDER_WINDOW * self._concurrency
+
+    def _busy(self) -> bool:
+        return bool(self._attempts or self._verifying)
+
+    def _ready(self) -> bool:
+        return bool(self._slots) and self._slots[0].given is not None
+
+    def _begin(self, work: Work) -> None:
+        if work.task is None:
+            self._slots.append(_Slot(Given(work.record, made=False)))
+            return
+        try:
+            attempts = self._maker.attempts(work.record, work.task, work.samples, work.group_size)
+        except DataError as error:
+            self._on_bad(error, work.record)
+            return
+        self._slots.append(_Slot(Given(work.record, made=False)))
+        for attempt in attempts:
+            slot = _Slot()
+            self._slots.append(slot)
+            self._attempts[attempt.id] = (attempt, slot)
+            self._submit(attempt, attempt.episode.prompt_ids)
+
+    def _submit(self, attempt: Attempt, prompt_ids: list[int]) -> None:
+        self._engine.submit(
+            Request(key=attempt.id, prompt_ids=prompt_ids, sampling=attempt.sampling, seed=attempt.seed, row=attempt.sample)
+        )
+
+    def _advance(self, verifier: ThreadPoolExecutor) -> None:
+        """One round of work: what the engine finished goes to the verifier, what that finished into its slot."""
+        for completion in self._engine.collect() if self._attempts else []:
+            attempt, slot = self._attempts[completion.key]
+            more = attempt.episode.advance(completion) if completion.error is None else None
+            if more is not None:
+                self._submit(attempt, more)
+                continue
+            del self._attempts[completion.key]
+            # Decoded here: a tokenizer is not used from two threads at once.
+            response = "" if completion.error is not None else self._maker.response(completion)
+            self._verifying[verifier.submit(self._judge, attempt, completion, response)] = slot
+        done = [future for future in self._verifying if future.done()]
+        if not done and not self._attempts:
+            done = list(wait(self._verifying, return_when=FIRST_COMPLETED).done)
+        for future in done:
+            self._verifying.pop(future).given = Given(future.result(), made=True)
+
+    def _judge(self, attempt: Attempt, completion: Completion, response: str) -> Record:
+        if completion.error is not None:
+            return self._maker.record(attempt, completion, response, None)
+        verdict = self._verify(response, attempt.task_record, attempt.task)
+        return self._maker.record(attempt, completion, response, verdict)
+
+    def _release(self) -> Iterator[Given]:
+        if not self._ordered:
+            finished = [slot for slot in self._slots if slot.given is not None]
+            self._slots = deque(slot for slot in self._slots if slot.given is None)
+            yield from (slot.given for slot in finished if slot.given is not None)
+            return
+        while self._slots:
+            given = self._slots[0].given
+            if given is None:
+                return
+            self._slots.popleft()
+            yield given

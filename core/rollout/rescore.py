@@ -1,0 +1,85 @@
+"""Verifying stored rollouts again without sampling: for a mended verifier, another reward, or rollouts made elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from strop.core.records import Record, Task
+
+if TYPE_CHECKING:
+    from strop.core.tasks.verifiers import Verdict
+
+
+class _Stored(msgspec.Struct):
+    """What rescoring needs of a rollout."""
+
+    id: str
+    task: str
+    response: str | None = None
+    error: str | None = None
+    statement_version: int | None = None
+    steps: list[dict[str, msgspec.Raw]] = []
+
+
+class Rescorer:
+    """Keeps the tasks that came by, and gives each rollout the verdict its task's verifier reaches now.
+
+    Memory: the tasks seen. Tasks come before their rollouts, in the stream or in a file of their own.
+    """
+
+    def __init__(self, verify: Callable[[str, Record, Task], Verdict]) -> None:
+        self._verify = verify
+        self._tasks: dict[str, tuple[Record, Task]] = {}
+        self.num_rescored = 0
+        self.num_changed = 0
+        self.num_left = 0
+
+    def add_task(self, record: Record) -> None:
+        """Remembers a task; a later one with the same id replaces it."""
+        task = record.view(Task)
+        self._tasks[task.id] = (record, task)
+
+    def rescore(self, record: Record) -> None:
+        """Sets `reward`, `success` and `verdict` of a rollout in place; an error of the verifier becomes its `error`.
+
+        A rollout of a failed engine or sandbox has no response and stays as it is. Raises DataError where the task is
+        missing, was restated since, or no response is stored.
+        """
+        stored = record.view(_Stored)
+        if stored.response is None:
+            if stored.error is not None:
+                self.num_left += 1
+                return
+            raise record.bad("missing; only rollouts that hold their response can be verified again", "response")
+        found = self._tasks.get(stored.task)
+        if found is None:
+            raise record.bad(f"no task {stored.task!r} came before this rollout (name a file of tasks with --tasks)", "task")
+        task_record, task = found
+        if stored.statement_version is not None and stored.statement_version != task.statement_version:
+            raise record.bad(
+                f"an attempt at statement version {stored.statement_version}, the task is at {task.statement_version}",
+                "statement_version",
+            )
+        verdict = self._verify(stored.response, task_record, task)
+        before = record.get("reward")
+        for name in ("error", "verdict", "advantage", "credit"):
+            record.fields.pop(name, None)
+        if verdict.error is not None:
+            record.fields.pop("reward", None)
+            record.fields.pop("success", None)
+            record.set(error=verdict.error)
+        else:
+            record.set(reward=verdict.reward, success=verdict.success)
+            if verdict.details:
+                record.set(verdict=verdict.details)
+            # In one turn the step's reward is the rollout's; over many turns rewards of steps are not a verifier's.
+            if len(stored.steps) == 1:
+                step = {**stored.steps[0], "reward": msgspec.Raw(msgspec.json.encode(verdict.reward))}
+                record.set(steps=[step])
+        self.num_rescored += 1
+        self.num_changed += before != record.get("reward")
+
+
