@@ -38,11 +38,13 @@ def load_command(name: str) -> Any:
     module = import_module(f"strop.cli.{COMMANDS[name][0]}")
     app.command(
         name,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "auto_envvar_prefix": _envvar_prefix(name)},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 100,
+            "auto_envvar_prefix": _envvar_prefix(name),
+        },
     )(module.command)
-    return get_command_from_info(
-        app.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None
-    )
+    return get_command_from_info(app.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None)
 
 
 def _envvar_prefix(name: str) -> str:

@@ -112,7 +112,11 @@ def _help(names: list[str]) -> NoReturn:
     try:
         os.execvp("man", ["man", str(source)] if source.exists() else ["man", section, page])  # noqa: S606
     except OSError:
-        text = source.read_text(encoding="utf-8") if source.exists() else f"strop: `man` is missing; see `strop {' '.join(names)} --help`\n"
+        text = (
+            source.read_text(encoding="utf-8")
+            if source.exists()
+            else f"strop: `man` is missing; see `strop {' '.join(names)} --help`\n"
+        )
         _print_and_exit(text, EX_OK if source.exists() else 69)
 
 

@@ -239,7 +239,7 @@ def _explain(line: str, error: msgspec.DecodeError) -> str:
 
 
 def check_chunks(record: Record, chunks: list[Chunk], vocabulary: int | None = None) -> None:
-    """Spans lie in their chunk, in order, and every per-token list is as long as the sampled tokens. Raises DataError."""
+    """Spans lie in their chunk, in order; every per-token list is as long as the sampled tokens. Raises DataError."""
     for i, chunk in enumerate(chunks):
         last = 0
         for j, span in enumerate(chunk.sampled):
@@ -253,5 +253,11 @@ def check_chunks(record: Record, chunks: list[Chunk], vocabulary: int | None = N
             values = getattr(chunk, name)
             if values is not UNSET and len(values) != chunk.num_sampled:
                 raise record.bad(f"{len(values)} values for {chunk.num_sampled} sampled tokens", f"chunks[{i}].{name}")
-        if vocabulary is not None and chunk.token_ids and not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < vocabulary:
-            raise record.bad(f"a token id lies outside the model's vocabulary of {vocabulary}", f"chunks[{i}].token_ids")
+        if (
+            vocabulary is not None
+            and chunk.token_ids
+            and not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < vocabulary
+        ):
+            raise record.bad(
+                f"a token id lies outside the model's vocabulary of {vocabulary}", f"chunks[{i}].token_ids"
+            )

@@ -85,7 +85,9 @@ class Output:
     descriptor or a continued file stays written.
     """
 
-    def __init__(self, *, fd: int | None = None, path: Path | None = None, append: bool = False, flush_each: bool = False) -> None:
+    def __init__(
+        self, *, fd: int | None = None, path: Path | None = None, append: bool = False, flush_each: bool = False
+    ) -> None:
         self.path = path
         self._temporary: Path | None = None
         self._flush_each = flush_each
@@ -148,7 +150,9 @@ class Output:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close(complete=kind is None)
 
 
@@ -161,7 +165,9 @@ class _WriteFailures:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, BrokenPipeError):
             return
         if isinstance(error, OSError):

@@ -33,7 +33,12 @@ def strop(args, input=b"", check=True, env=None, timeout=300, cwd=None) -> Resul
     if not isinstance(input, bytes):
         input = b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in input)
     done = subprocess.run(
-        [STROP, *map(str, args)], input=input, capture_output=True, timeout=timeout, cwd=cwd, env={**os.environ, **(env or {})}
+        [STROP, *map(str, args)],
+        input=input,
+        capture_output=True,
+        timeout=timeout,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
     )
     result = Result(done.stdout, done.stderr.decode("utf-8", "replace"), done.returncode)
     assert not check or result.status == 0, f"strop {args}: exit {result.status}: {result.stderr[-2000:]}"
@@ -52,7 +57,9 @@ def smol_gguf() -> Path:
     if named:
         return Path(named)
     script = ROOT / "examples" / "quickstart" / "get_model.sh"
-    done = subprocess.run(["bash", script], capture_output=True, text=True, check=True, env={**os.environ, "PYTHON": sys.executable})
+    done = subprocess.run(
+        ["bash", script], capture_output=True, text=True, check=True, env={**os.environ, "PYTHON": sys.executable}
+    )
     return Path(done.stdout.strip())
 
 

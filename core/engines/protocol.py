@@ -58,19 +58,20 @@ class ModelInfo:
 class Engine(Protocol):
     """A model that generates. A context manager: leaving it lets go of the model.
 
-    `logprobs_mode` tells of which distribution the log-probabilities speak (`records.Sampling.logprobs`) for a sampling.
+    `concurrency` is how many samples in flight keep it busy.
     """
 
     name: str
     info: ModelInfo
     context_length: int
+    concurrency: int
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises UsageError for sampling options this engine cannot honour."""
         ...
 
     def collect(self) -> list[Completion]:
-        """Works until at least one submitted request has finished, and returns those that have; [] if none is pending."""
+        """Works until a submitted request has finished, and returns those that have; [] if none is pending."""
         ...
 
     @property
@@ -79,7 +80,7 @@ class Engine(Protocol):
         ...
 
     def logprobs_mode(self, sampling: Sampling) -> str:
-        """"raw", "scaled" or "processed" for completions drawn with `sampling`."""
+        """ "raw", "scaled" or "processed" for completions drawn with `sampling`."""
         ...
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from strop.core.records import Record, Sampling, Task
 from strop.core.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from strop.core.engines.protocol import Completion, Engine, ModelInfo
+    from strop.core.engines.protocol import Completion, Engine
     from strop.core.models.tokens import Tokenizer
     from strop.core.tasks.verifiers import Verdict
 
@@ -78,27 +78,16 @@ class Tally:
 class AttemptMaker:
     """Turns tasks into attempts, and finished attempts into rollout records, for one policy under one seed."""
 
-    def __init__(
-        self, *, info: ModelInfo, encode: Callable[[Any], list[int]], decode: Callable[[list[int]], str],
-        logprobs_mode: Callable[[Sampling], str], seed: int, choice: SamplingChoice,
-    ) -> None:  # fmt: skip
-        self.info = info
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, seed: int, choice: SamplingChoice) -> None:
+        self.info = engine.info
         self.seed = seed
         self.choice = choice
         self.tally = Tally()
-        self._encode = encode
-        self._decode = decode
-        self._logprobs_mode = logprobs_mode
-        # One run: the same seed and policy give the same ids again (so that a run can be resumed), others never do.
-        self.run_id = f"{derive_seed(seed, info.revision, str(info.adapter), str(info.version)):014x}"[:8]
-
-    @classmethod
-    def over(cls, engine: Engine, tokenizer: Tokenizer, *, seed: int, choice: SamplingChoice) -> AttemptMaker:
-        """For the policy that an engine holds."""
-        return cls(
-            info=engine.info, encode=tokenizer.encode_prompt, decode=tokenizer.decode, logprobs_mode=engine.logprobs_mode,
-            seed=seed, choice=choice,
-        )  # fmt: skip
+        self._engine = engine
+        self._tokenizer = tokenizer
+        # The same seed and policy give the same ids again (so that a run can be resumed), others never do.
+        policy = (self.info.revision, str(self.info.adapter), str(self.info.version))
+        self.run_id = f"{derive_seed(seed, *policy):014x}"[:8]
 
     def group_of(self, task: Task) -> str:
         """The id of the group of this run's attempts at `task` in its statement version."""
@@ -114,9 +103,9 @@ class AttemptMaker:
             sampling = self.choice.for_task(task)
         except msgspec.ValidationError as error:
             raise record.bad(str(error), "sampling") from None
-        sampling = msgspec.structs.replace(sampling, logprobs=self._logprobs_mode(sampling))
+        sampling = msgspec.structs.replace(sampling, logprobs=self._engine.logprobs_mode(sampling))
         try:
-            prompt_ids = self._encode(task.prompt)
+            prompt_ids = self._tokenizer.encode_prompt(task.prompt)
         except DataError as error:
             raise record.bad(error.message, error.field or "prompt") from None
         if not prompt_ids:
@@ -124,51 +113,65 @@ class AttemptMaker:
         group = self.group_of(task)
         return [
             Attempt(
-                record, task, sample, group, group_size, derive_seed(self.seed, task.id, sample), sampling, AnswerEpisode(prompt_ids)
+                record,
+                task,
+                sample,
+                group,
+                group_size,
+                derive_seed(self.seed, task.id, sample),
+                sampling,
+                AnswerEpisode(prompt_ids),
             )
             for sample in samples
         ]
 
     def response(self, completion: Completion) -> str:
         """The text of the sampled tokens, a stop string and what follows it in its last token included."""
-        return self._decode(completion.token_ids)
+        return self._tokenizer.decode(completion.token_ids)
 
     def record(self, attempt: Attempt, completion: Completion, response: str, verdict: Verdict | None) -> Record:
         """The rollout record. `verdict` is None where the engine failed."""
-        error = completion.error or (verdict.error if verdict else None)
+        error = completion.error
         if error is None and not math.isfinite(math.fsum(completion.logprobs)):
             error = "the engine returned a log-probability that is not finite"
-        common: dict[str, Any] = {
-            "id": attempt.id, "task": attempt.task.id, "group": attempt.group, "group_size": attempt.group_size,
-            "sample": attempt.sample, "statement_version": attempt.task.statement_version, "seed": attempt.seed,
-            "policy": {"model": self.info.model, "revision": self.info.revision, "adapter": self.info.adapter, "version": self.info.version},
-            "sampling": attempt.sampling,
-        }  # fmt: skip
+        fields: dict[str, Any] = self._identity(attempt)
+        if error is None:
+            fields |= self._trajectory(attempt, completion, response)
+            error = verdict.error if verdict is not None else None
+        if error is not None:
+            fields["error"] = error
+        elif verdict is not None:
+            fields["steps"][0]["reward"] = verdict.reward
+            fields |= {"reward": verdict.reward, "success": verdict.success}
+            fields |= {"verdict": verdict.details} if verdict.details else {}
         self._count(attempt, completion, verdict, error)
-        if completion.error is not None or not math.isfinite(math.fsum(completion.logprobs)):
-            return Record.make("rollout", {**common, "error": error})
-        chunks = attempt.episode.chunks()
-        outcome: dict[str, Any] = {"error": error}
-        reward = None
-        if error is None and verdict is not None:
-            reward = verdict.reward
-            outcome = {"reward": verdict.reward, "success": verdict.success}
-            if verdict.details:
-                outcome["verdict"] = verdict.details
-        step = {"span": chunks[0].sampled[0] if chunks[0].sampled else None, "anchor": attempt.episode.anchor(), "valid": True,
-                "reward": reward, "nll": _nll(completion.logprobs)}  # fmt: skip
-        return Record.make(
-            "rollout",
-            {
-                **common,
-                "chunks": chunks,
-                "response": response,
-                "turns": 1,
-                "steps": [{name: value for name, value in step.items() if value is not None}],
-                **outcome,
-                "stop": completion.stop,
+        return Record.make("rollout", fields)
+
+    def _identity(self, attempt: Attempt) -> dict[str, Any]:
+        info = self.info
+        return {
+            "id": attempt.id,
+            "task": attempt.task.id,
+            "group": attempt.group,
+            "group_size": attempt.group_size,
+            "sample": attempt.sample,
+            "statement_version": attempt.task.statement_version,
+            "seed": attempt.seed,
+            "policy": {
+                "model": info.model,
+                "revision": info.revision,
+                "adapter": info.adapter,
+                "version": info.version,
             },
-        )
+            "sampling": attempt.sampling,
+        }
+
+    def _trajectory(self, attempt: Attempt, completion: Completion, response: str) -> dict[str, Any]:
+        chunks = attempt.episode.chunks()
+        step: dict[str, Any] = {"anchor": attempt.episode.anchor(), "valid": True}
+        if chunks[0].sampled:
+            step |= {"span": chunks[0].sampled[0], "nll": _nll(completion.logprobs)}
+        return {"chunks": chunks, "response": response, "turns": 1, "steps": [step], "stop": completion.stop}
 
     def _count(self, attempt: Attempt, completion: Completion, verdict: Verdict | None, error: str | None) -> None:
         tally = self.tally
@@ -184,8 +187,6 @@ class AttemptMaker:
             tally.stops[completion.stop] = tally.stops.get(completion.stop, 0) + 1
 
 
-def _nll(logprobs: list[float]) -> float | None:
+def _nll(logprobs: list[float]) -> float:
     """Mean negative log-probability (nats) of a step's tokens, rounded as the log-probabilities are."""
-    return round(-math.fsum(logprobs) / len(logprobs), 7) if logprobs else None
-
-
+    return round(-math.fsum(logprobs) / len(logprobs), 7)

@@ -1,4 +1,4 @@
-"""The episode loop: keeps an engine busy, verifies in the background, and gives records out in the order of the input."""
+"""The episode loop: keeps an engine busy, verifies beside it, gives records out in the order of the input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strop.core.engines.protocol import Engine
     from strop.core.tasks.verifiers import Verdict
 
-# Finished rollouts that may wait for a slower one before them, as a multiple of the samples in flight. It bounds memory.
+# Finished rollouts that may wait for a slower one before them, in multiples of the samples in flight: bounds memory.
 REORDER_WINDOW = 4
 
 
@@ -125,7 +125,9 @@ class RolloutLoop:
 
     def _submit(self, attempt: Attempt, prompt_ids: list[int]) -> None:
         self._engine.submit(
-            Request(key=attempt.id, prompt_ids=prompt_ids, sampling=attempt.sampling, seed=attempt.seed, row=attempt.sample)
+            Request(
+                key=attempt.id, prompt_ids=prompt_ids, sampling=attempt.sampling, seed=attempt.seed, row=attempt.sample
+            )
         )
 
     def _advance(self, verifier: ThreadPoolExecutor) -> None:

@@ -1,4 +1,4 @@
-"""Verifying stored rollouts again without sampling: for a mended verifier, another reward, or rollouts made elsewhere."""
+"""Verifying stored rollouts again without sampling: a mended verifier, another reward, rollouts made elsewhere."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Rescorer:
             raise record.bad("missing; only rollouts that hold their response can be verified again", "response")
         found = self._tasks.get(stored.task)
         if found is None:
-            raise record.bad(f"no task {stored.task!r} came before this rollout (name a file of tasks with --tasks)", "task")
+            raise record.bad(
+                f"no task {stored.task!r} came before this rollout (name a file of tasks with --tasks)", "task"
+            )
         task_record, task = found
         if stored.statement_version is not None and stored.statement_version != task.statement_version:
             raise record.bad(
@@ -81,5 +83,3 @@ class Rescorer:
                 record.set(steps=[step])
         self.num_rescored += 1
         self.num_changed += before != record.get("reward")
-
-

@@ -1,0 +1,299 @@
+"""strop rollout: tasks in, rollouts out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from strop.cli import model_options as models
+from strop.cli.session import Session, tool
+from strop.core.errors import DataError, Unavailable, UsageError
+from strop.core.records import Metric, Record, Task
+from strop.core.rollout.attempts import AttemptMaker, SamplingChoice, Tally
+from strop.core.streams import Output, read_records
+
+if TYPE_CHECKING:
+    from strop.core.engines.open import EngineOptions
+    from strop.core.rollout.loop import Work
+    from strop.core.tasks.verifiers import Verifiers
+
+Samples = Annotated[int, typer.Option("-n", "--samples", min=1, help="Samples of each task: the size of its group.")]
+Seed = Annotated[
+    int, typer.Option("--seed", help="Each sample's own seed derives from this, the task's id and its index.")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", min=0.0, help="0 is greedy. Unset: the task's hint, else 1.", show_default=False),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        help="Keep the smallest set of tokens of this mass; 1 keeps all. Below 1, `train` may refuse (see its help).",
+        show_default=False,
+    ),
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", min=0, help="Keep the K likeliest tokens; 0 keeps all.", show_default=False)
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", min=1, help="Most tokens of a response. Unset: the task's hint, else 256.", show_default=False
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="End a response at this text (several times; \\n is a line end).", show_default=False),
+]
+Concurrency = Annotated[
+    int,
+    typer.Option(
+        "--concurrency", min=0, help="Samples in flight; 0 lets the engine choose. It changes speed, not samples."
+    ),
+]
+Unordered = Annotated[
+    bool, typer.Option("--unordered", help="Write rollouts as they finish, not in the order of the tasks.")
+]
+Rescore = Annotated[bool, typer.Option("--rescore", help="Sample nothing: verify the rollouts of the input again.")]
+TasksFile = Annotated[
+    Path | None, typer.Option("--tasks", metavar="FILE", help="With --rescore: tasks that do not travel in the stream.")
+]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics",
+        metavar="FILE",
+        help="Append metric records of the run (tokens, seconds, pass rate, stops) to FILE.",
+    ),
+]
+
+
+@tool(reads=("task", "rollout"), writes=("rollout",), slow=True)
+def command(
+    io: Session,
+    model: models.Model = None,
+    samples: Samples = 1,
+    seed: Seed = 0,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    max_tokens: MaxTokens = None,
+    stop: Stop = None,
+    concurrency: Concurrency = 0,
+    unordered: Unordered = False,
+    rescore: Rescore = False,
+    tasks: TasksFile = None,
+    metrics: MetricsFile = None,
+    adapter: models.Adapter = None,
+    engine: models.EngineName = "auto",
+    endpoint: models.Endpoint = None,
+    device: models.Device = "auto",
+    dtype: models.Dtype = "auto",
+    gpu_memory: models.GpuMemory = None,
+    max_context: models.MaxContext = None,
+    offline: models.Offline = False,
+) -> None:
+    r"""Let a model attempt tasks and verify what it did.
+
+    Each task passes through and is followed by its group: -n rollouts, each sampled under a seed of its own and judged
+    by the task's verifier. A rollout holds the exact token ids, the log-probability of each sampled token, the reward
+    and why it stopped. Where the machine failed and not the policy, `error` says so and there is no reward.
+
+    The transformers engine gives the same bytes for the same seed, options and model, whatever the concurrency, the
+    neighbours or a --resume. With the engines vllm and server repeatability is what those engines promise.
+
+    \b
+    Examples:
+      strop synth-tasks arithmetic -n 24 | strop rollout --model M -n 8 --seed 1 > rollouts.jsonl
+      strop rollout --endpoint http://localhost:8000 -n 16 tasks.jsonl
+      strop rollout --model M -n 8 --resume rollouts.jsonl tasks.jsonl
+      strop rollout --rescore rollouts.jsonl > again.jsonl
+
+    \b
+    Input fields:
+      task: id, prompt, env, verifier, reference, sampling, statement_version
+      rollout (with --rescore): id, task, response
+
+    \b
+    Output fields:
+      rollout: id, task, group, group_size, sample, seed, policy, sampling, chunks, response,
+      turns, steps, reward, success, verdict, stop, error, provenance
+
+    \b
+    Memory:
+      the model, and the rollouts in flight; with --rescore the tasks seen.
+    """
+    if rescore:
+        _rescore(io, tasks)
+        return
+    if tasks is not None:
+        raise UsageError("--tasks goes with --rescore")
+    options = models.engine_options(
+        model=model, adapter=adapter, engine=engine, endpoint=endpoint, device=device, dtype=dtype,
+        gpu_memory=gpu_memory, max_context=max_context, offline=offline, seed=seed,
+    )  # fmt: skip
+    stops = None if stop is None else tuple(text.replace("\\n", "\n") for text in stop)
+    choice = SamplingChoice(temperature, top_p, top_k, max_tokens, stops)
+    if io.dry_run:
+        _plan(io, options, choice, samples)
+        return
+    _sample(
+        io, options, choice, samples=samples, seed=seed, concurrency=concurrency, ordered=not unordered, metrics=metrics
+    )
+
+
+def _sample(
+    io: Session, options: EngineOptions, choice: SamplingChoice, *,
+    samples: int, seed: int, concurrency: int, ordered: bool, metrics: Path | None,
+) -> None:  # fmt: skip
+    from strop.core.engines.open import open_engine, open_tokenizer
+    from strop.core.rollout.loop import RolloutLoop
+    from strop.core.tasks.verifiers import open_verifiers
+
+    first, rest = _until_first_task(io)
+    for record in first:
+        io.write(record)
+    if rest is None:
+        # No task, no model: nothing is loaded for an empty stream.
+        return
+    tokenizer = open_tokenizer(options)
+    with open_engine(options) as engine, open_verifiers() as verifiers, io.progress("rollouts") as progress:
+        maker = AttemptMaker(engine, tokenizer, seed=seed, choice=choice)
+        in_flight = concurrency or engine.concurrency
+        loop = RolloutLoop(engine, maker, verifiers.verify, concurrency=in_flight, ordered=ordered, on_bad=io.reject)
+        io.detail(
+            f"engine {engine.name}, model {engine.info.model} at {engine.info.revision}, adapter {engine.info.adapter}"
+        )
+        provenance = {"seed": seed, "samples": samples, "engine": engine.name}
+        started = time.monotonic()
+        for given in loop.run(_work(io, rest, maker, verifiers, samples)):
+            if given.made:
+                io.emit(given.record, provenance)
+                progress.add()
+            else:
+                io.write(given.record)
+        _report(io, maker.tally, time.monotonic() - started, metrics)
+
+
+def _until_first_task(io: Session) -> tuple[list[Record], Iterator[Record] | None]:
+    """The records before the first task, and all from there on (None if no task comes)."""
+    before: list[Record] = []
+    records = io.records()
+    for record in records:
+        if record.kind == "task":
+            return before, _again(record, records)
+        before.append(record)
+    return before, None
+
+
+def _again(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
+    yield first
+    yield from rest
+
+
+def _work(
+    io: Session, records: Iterator[Record], maker: AttemptMaker, verifiers: Verifiers, samples: int
+) -> Iterator[Work]:
+    from strop.core.rollout.loop import Work
+
+    groups: set[str] = set()
+    for record in records:
+        if record.kind != "task":
+            yield Work(record)
+            continue
+        try:
+            task = record.view(Task)
+            group = maker.group_of(task)
+            if group in groups:
+                raise record.bad(f"task {task.id!r} came before in this input", "id")
+            verifiers.check(record, task)
+        except DataError as error:
+            io.reject(error, record)
+            continue
+        groups.add(group)
+        done = set() if io.resumed is None else io.resumed.ids
+        missing = tuple(i for i in range(samples) if ("rollout", f"{group}/{i}") not in done)
+        yield Work(record, task, missing, samples)
+
+
+def _report(io: Session, tally: Tally, seconds: float, metrics: Path | None) -> None:
+    rate = f"{tally.successes}/{tally.scored} passed" if tally.scored else "none scored"
+    errors = f", {tally.errors} failed by the machinery ({tally.first_error})" if tally.errors else ""
+    tokens = f"{tally.prompt_tokens} prompt and {tally.sampled_tokens} sampled tokens"
+    io.note(f"{tally.rollouts} rollouts, {rate}{errors}; {tokens} in {seconds:.1f} s")
+    if metrics is not None:
+        values: dict[str, float | int | None] = {
+            "rollouts": tally.rollouts, "rollout_errors": tally.errors, "prompt_tokens": tally.prompt_tokens,
+            "sampled_tokens": tally.sampled_tokens, "rollout_seconds": round(seconds, 3),
+            "pass_rate": tally.successes / tally.scored if tally.scored else None,
+            **{f"stop_{reason}": count for reason, count in sorted(tally.stops.items())},
+        }  # fmt: skip
+        with Output(path=metrics, append=True) as output:
+            for name, value in values.items():
+                output.write(io.stamped(Record.make("metric", Metric(name=name, value=value, n=tally.rollouts))))
+    if tally.rollouts and tally.errors == tally.rollouts:
+        raise Unavailable(f"every rollout failed by the machinery: {tally.first_error}")
+
+
+def _plan(io: Session, options: EngineOptions, choice: SamplingChoice, samples: int) -> None:
+    """--dry-run: counts, and tokens bounded by each task's max_tokens."""
+    from strop.core.engines.open import open_tokenizer
+
+    tokenizer = None
+    num_tasks = prompt_tokens = most_sampled = 0
+    for record in io.records():
+        if record.kind != "task":
+            continue
+        task = record.view(Task)
+        tokenizer = tokenizer or open_tokenizer(options)
+        num_tasks += 1
+        prompt_tokens += len(tokenizer.encode_prompt(task.prompt or ""))
+        try:
+            most_sampled += choice.for_task(task).max_tokens * samples
+        except msgspec.ValidationError as error:
+            raise record.bad(str(error), "sampling") from None
+    io.emit(
+        Record.make(
+            "plan",
+            {
+                "tasks": num_tasks,
+                "rollouts": num_tasks * samples,
+                "prompt_tokens": prompt_tokens,
+                "prompt_tokens_unshared": prompt_tokens * samples,
+                "sampled_tokens_at_most": most_sampled,
+            },
+        )
+    )
+
+
+def _rescore(io: Session, tasks: Path | None) -> None:
+    from strop.core.rollout.rescore import Rescorer
+    from strop.core.tasks.verifiers import open_verifiers
+
+    with open_verifiers() as verifiers:
+        rescorer = Rescorer(verifiers.verify)
+        for record in read_records([str(tasks)], sys.stdin.buffer) if tasks else ():
+            if record.kind == "task":
+                rescorer.add_task(record)
+        handle: dict[str, Callable[[Record], None]] = {"task": rescorer.add_task, "rollout": rescorer.rescore}
+        for record in io.records():
+            try:
+                if record.kind in handle:
+                    handle[record.kind](record)
+            except DataError as error:
+                io.reject(error, record)
+                continue
+            io.write(record)
+    io.note(
+        f"{rescorer.num_rescored} rollouts verified again, {rescorer.num_changed} rewards changed"
+        + (f", {rescorer.num_left} without a response left as they were" if rescorer.num_left else "")
+    )
