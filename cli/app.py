@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 
 from strop.cli.main import COMMANDS, EPILOG
+from strop.cli.session import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,19 +33,39 @@ class LazyGroup(TyperGroup):
         return load_command(cmd_name)
 
 
+class ToolCommand(TyperCommand):
+    """A command whose help keeps its own options apart from those that every tool has."""
+
+    def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Own options, then shared ones. Environment variables are said once, not on every line."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], SHARED: []}
+        for param in self.get_params(ctx):
+            line = param.get_help_record(ctx)
+            if line is not None:
+                is_option = param.param_type_name == "option"
+                panel = getattr(param, "rich_help_panel", None) if is_option else "Arguments"
+                sections[panel or "Options"].append(line)
+        for title, lines in sections.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"Each option is also read from the environment: {_envvar_prefix(self.name or '')}_OPTION."
+        )
+
+
 def load_command(name: str) -> Any:
     """The Click command of one tool."""
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     module = import_module(f"strop.cli.{COMMANDS[name][0]}")
-    app.command(
-        name,
-        context_settings={
-            "help_option_names": ["-h", "--help"],
-            "max_content_width": 100,
-            "auto_envvar_prefix": _envvar_prefix(name),
-        },
-    )(module.command)
-    return get_command_from_info(app.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None)
+    settings = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": _envvar_prefix(name)}
+    app.command(name, cls=ToolCommand, context_settings=settings)(module.command)
+    command = get_command_from_info(app.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None)
+    for param in command.params:
+        if hasattr(param, "show_envvar"):
+            param.show_envvar = False
+    return command
 
 
 def _envvar_prefix(name: str) -> str:

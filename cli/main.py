@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("calibrate", "Find the tasks at the edge of what a model can do."),
     "advantage": ("advantage", "Give credit: an advantage for each rollout or step from its group."),
     "train": ("train", "Update a model from rollouts that carry advantages, or from examples."),
+    "report": ("report", "Make a table and a curve of metric records."),
     "doctor": ("doctor", "Say what is here, what each tool would miss, and how to get it."),
 }
 

@@ -102,7 +102,7 @@ def command(
     max_context: models.MaxContext = None,
     offline: models.Offline = False,
 ) -> None:
-    r"""Let a model attempt tasks and verify what it did.
+    """Let a model attempt tasks and verify what it did.
 
     Each task passes through and is followed by its group: -n rollouts, each sampled under a seed of its own and judged
     by the task's verifier. A rollout holds the exact token ids, the log-probability of each sampled token, the reward

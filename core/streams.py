@@ -181,8 +181,8 @@ def _is_special(path: Path) -> bool:
 
 
 def _dumps(record: Any) -> bytes:
-    encoded: bytes = record.encode()
-    return encoded
+    # jsonlines asks with an empty dict whether text or bytes come out.
+    return record.encode() if isinstance(record, Record) else b"{}"
 
 
 class Resumed:
