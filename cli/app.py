@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ Context: type[Any] = typer.Context
 class LazyGroup(TyperGroup):
     """A group that knows its commands' names without importing them."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Only the keys are read, for "did you mean"; the commands come from get_command.
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
+
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """The names, in the order of the table."""
         return list(COMMANDS)
@@ -34,7 +40,28 @@ class LazyGroup(TyperGroup):
 
 
 class ToolCommand(TyperCommand):
-    """A command whose help keeps its own options apart from those that every tool has."""
+    """A command whose help keeps its own options apart from those that every tool has.
+
+    Its defaults may come from the file that STROP_CONFIG names, and an error about a value says where the value stood.
+    """
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of a call, with the defaults of STROP_CONFIG."""
+        if os.environ.get("STROP_CONFIG") and not extra.get("resilient_parsing"):
+            from strop.cli.config import defaults_for
+
+            extra["default_map"] = defaults_for(self.name or "", self.params)
+        try:
+            return super().make_context(info_name, args, parent=parent, **extra)
+        except UsageFailure as failure:
+            parameter = getattr(failure, "param", None)
+            if parameter is not None and failure.ctx is not None:
+                from strop.cli.config import origin
+
+                place = origin(failure.ctx, parameter)
+                if place not in ("command line", "default"):
+                    failure.message = f"{failure.message} (from the {place})"
+            raise
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Own options, then shared ones. Environment variables are said once, not on every line."""
@@ -87,8 +114,6 @@ def build_app() -> Callable[..., Any]:
     @app.callback()
     def root() -> None:
         """Unix tools for loops in which a language model improves on its own work."""
-
-    import os
 
     if "_STROP_COMPLETE" in os.environ:
         from typer._completion_classes import completion_init

@@ -35,11 +35,15 @@ EX_OK, EX_USAGE, EX_SOFTWARE, EX_IOERR = 0, 2, 70, 74
 
 
 class Stopped(BaseException):
-    """A signal asked the tool to stop; a BaseException so that no `except Exception` swallows it."""
+    """A signal asked the tool to stop; a BaseException so that no `except Exception` swallows it.
+
+    `kept` says what became of the output; the session fills it in.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
         self.signum = signum
+        self.kept = ""
 
 
 def overview() -> str:
@@ -67,6 +71,7 @@ def overview() -> str:
 def main() -> NoReturn:
     """Entry point of `strop` and `python -m strop`; always ends the process."""
     args = sys.argv[1:]
+    _open_closed_streams()
     if "_STROP_COMPLETE" not in os.environ:
         if args in ([], ["--help"], ["-h"]):
             _print_and_exit(overview(), EX_OK if args else EX_USAGE)
@@ -82,11 +87,24 @@ def main() -> NoReturn:
         status = _run(args)
     except Stopped as stopped:
         signal.alarm(0)
-        _say(f"stopped by {signal.Signals(stopped.signum).name}; finished records are kept")
+        _say(f"stopped by {signal.Signals(stopped.signum).name}{stopped.kept and '; '}{stopped.kept}")
         _die(stopped.signum)
     except BrokenPipeError:
         _die(signal.SIGPIPE)
     _leave(status)
+
+
+def _open_closed_streams() -> None:
+    """Puts /dev/null where stdin, stdout or stderr was closed, opened the wrong way round so that using it is an error.
+
+    Otherwise the first file we open would become "stdout", and records or messages would land in it.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)
+            setattr(sys, name, open(fd, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
 
 
 def _print_and_exit(text: str, status: int) -> NoReturn:
@@ -126,12 +144,16 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, lambda *_: _die(signum))
     signal.alarm(CLEANUP_LIMIT_S)
+    streams = sys.modules.get("strop.core.streams")
+    if streams is not None and streams.WriteGuard.is_writing:
+        streams.WriteGuard.stop = Stopped(signum)
+        return
     raise Stopped(signum)
 
 
 def _run(args: list[str]) -> int:
     from strop.cli.app import UsageFailure, build_app
-    from strop.core.errors import OutputFailed, StropError
+    from strop.core.errors import OutputFailed, StropError, UsageError
 
     app: Callable[..., Any] = build_app()
     try:
@@ -142,7 +164,10 @@ def _run(args: list[str]) -> int:
             raise BrokenPipeError from None
         return int(leaving.code or 0)
     except UsageFailure as failure:
-        failure.show(file=sys.stderr)
+        if os.environ.get("STROP_ERRORS") == "json":
+            report_error(UsageError(failure.format_message()))
+        else:
+            failure.show(file=sys.stderr)
         return int(failure.exit_code)
     except StropError as error:
         report_error(error)

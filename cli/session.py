@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from strop import __version__
-from strop.cli.main import command_name
+from strop.cli.main import Stopped, command_name
 from strop.cli.progress import Progress
 from strop.core.errors import DataError, OutputFailed, UsageError
 from strop.core.records import VIEWS, Record
@@ -190,10 +190,19 @@ class Session:
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        """Completes or abandons the output."""
+        """Completes or abandons the output; a signal leaves what a slow tool finished beside an atomic file."""
+        if isinstance(failure[1], Stopped):
+            failure[1].kept = self._keep_finished()
         self._stack.__exit__(*failure)
         if self._rejects is not None:
             self._rejects.close(complete=True)
+
+    def _keep_finished(self) -> str:
+        """After a signal: what became of the output, in words."""
+        if self._output is None or not self._output.is_atomic:
+            return "finished records are kept"
+        partial = self._output.keep_partial() if self.slow else None
+        return f"finished records are in {partial}" if partial else f"{self._output.path} was not touched"
 
     def records(self) -> Iterator[Record]:
         """The input, with bad lines raised or set aside. Foreign kinds come too: pass them to `write`."""
@@ -350,11 +359,13 @@ def _print_schema(reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
 
 
 def _print_config(ctx: typer.Context) -> None:
+    """Three columns between tabs: the option, its value as JSON, and where it comes from."""
+    from strop.cli.config import NOT_IN_FILES, origin, shown
+
     for parameter in ctx.command.params:
         name = parameter.name or ""
-        source = ctx.get_parameter_source(name)
-        if name not in ("help", "show_config"):
-            _print(f"{name}\t{ctx.params.get(name)}\t{source.name.lower() if source else 'default'}")
+        if name not in NOT_IN_FILES:
+            _print(f"{name.replace('_', '-')}\t{shown(name, ctx.params.get(name))}\t{origin(ctx, parameter)}")
 
 
 def _print(text: str) -> None:

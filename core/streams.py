@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-import jsonlines
-
 from strop.core.errors import DataError, InputMissing, OutputFailed, Where
 from strop.core.records import Record
 
@@ -42,13 +40,13 @@ def read_records(
         except OSError as error:
             raise InputMissing(f"{source}: {error.strerror}") from None
         with file:
-            try:
-                yield from _read_one(file, source, on_bad)
-            except IsADirectoryError:
-                raise InputMissing(f"{source}: is a directory") from None
+            yield from _read_one(file, source, on_bad)
 
 
 def _read_one(file: IO[bytes], source: str, on_bad: Callable[[DataError, bytes], None] | None) -> Iterator[Record]:
+    # Imported here and in Output: jsonlines costs 30 ms of start-up, which --help and a usage error need not pay.
+    import jsonlines
+
     current: list[Any] = [0, b""]
 
     def lines() -> Iterator[bytes]:
@@ -74,6 +72,10 @@ def _read_one(file: IO[bytes], source: str, on_bad: Callable[[DataError, bytes],
                 raise bad from None
             on_bad(bad, current[1])
             continue
+        except OSError as error:
+            # A directory, a closed stdin, a failing disk: opening it is no proof that it can be read.
+            name = "<stdin>" if source == "-" else source
+            raise InputMissing(f"{name}: {(error.strerror or str(error)).lower()}") from None
         yield record
 
 
@@ -88,6 +90,8 @@ class Output:
     def __init__(
         self, *, fd: int | None = None, path: Path | None = None, append: bool = False, flush_each: bool = False
     ) -> None:
+        import jsonlines
+
         self.path = path
         self._temporary: Path | None = None
         self._flush_each = flush_each
@@ -139,6 +143,25 @@ class Output:
         if self._temporary is not None:
             self._discard()
 
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the file appears only at the end."""
+        return self._temporary is not None
+
+    def keep_partial(self) -> Path | None:
+        """Moves what an atomic file holds so far to FILE.part, whole lines only, and returns that name.
+
+        None if the output is not atomic or nothing was written: there is then nothing to save.
+        """
+        if self._temporary is None or self.path is None or not self.num_records:
+            return None
+        partial = self.path.with_name(f"{self.path.name}.part")
+        with self._failures():
+            self._file.flush()
+            self._temporary.replace(partial)
+            self._temporary = None
+        return partial
+
     def _discard(self) -> None:
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
@@ -156,6 +179,16 @@ class Output:
         self.close(complete=kind is None)
 
 
+class WriteGuard:
+    """Lets a signal handler wait for the end of a write, so that no line is torn.
+
+    While `is_writing`, a handler puts its exception into `stop` and returns; the write raises it when it is done.
+    """
+
+    is_writing = False
+    stop: BaseException | None = None
+
+
 class _WriteFailures:
     """Turns a failed write into OutputFailed with the file's name, and removes a temporary file that stays behind."""
 
@@ -163,16 +196,20 @@ class _WriteFailures:
         self._output = output
 
     def __enter__(self) -> None:
-        return None
+        WriteGuard.is_writing = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        WriteGuard.is_writing = False
         if isinstance(error, BrokenPipeError):
             return
         if isinstance(error, OSError):
             self._output._discard()
             raise OutputFailed(f"{self._output.path or '<stdout>'}: {error.strerror}") from None
+        stop, WriteGuard.stop = WriteGuard.stop, None
+        if stop is not None and error is None:
+            raise stop
 
 
 def _is_special(path: Path) -> bool:
