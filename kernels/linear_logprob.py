@@ -1,0 +1,278 @@
+"""Log-probability (and entropy) of given tokens straight from hidden states and the output matrix.
+
+The logits [T, V] are never held: a block of tokens meets the vocabulary block by block, with the softmax's maximum and
+sum carried along (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). The gradient to the hidden states
+is one row per token times the incoming scalar, so those rows are accumulated in the same pass and nothing is recomputed
+for them; the gradient to the matrix and the bias recomputes the blocks.
+
+Axes: T tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# 2,048 x 4,096 float32 logits are 32 MiB. Long token blocks keep the matrix products efficient, and a vocabulary block
+# is converted to float32 once per token block.
+BLOCK_TOKENS = 2048
+BLOCK_VOCAB = 4096
+
+
+def linear_logprob(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    targets_T: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+    block_vocab: int = BLOCK_VOCAB,
+    return_entropy: bool = False,
+    entropy_grad: bool = True,
+) -> tuple[Tensor, ...]:
+    """`log_softmax((hidden @ weight.T + bias) / temperature)` at the targets, in nats, and the entropy if asked for.
+
+    `hidden_TH` and `weight_VH` are floating, of one dtype; `targets_T` are ids in [0, V); `temperature` is positive,
+    one number or one for each token. Returns `(logprobs_T,)` or `(logprobs_T, entropy_T)`, in float32 (float64 for
+    float64 input): products of bfloat16 operands are accumulated and kept in float32. Differentiable once with respect
+    to hidden, weight and bias; `entropy_grad=False` makes the entropy a mere measurement and saves a matrix product.
+    At most `block_tokens` x `block_vocab` logits exist at a time. Raises ValueError for shapes or ids that do not fit.
+
+    Source: our choice of blocks and of accumulating the gradient in the forward pass; the mathematics is softmax's.
+
+    >>> hidden, weight = torch.zeros(1, 2), torch.zeros(4, 2)
+    >>> round(linear_logprob(hidden, weight, torch.tensor([3]))[0].item(), 4)
+    -1.3863
+    """
+    _check(hidden_TH, weight_VH, targets_T, bias, block_tokens, block_vocab)
+    inverse_T = _inverse_temperature(temperature, hidden_TH)
+    logprobs_T, entropy_T = _LinearLogprob.apply(  # type: ignore[no-untyped-call]
+        hidden_TH, weight_VH, bias, targets_T, inverse_T, (block_tokens, block_vocab), return_entropy, entropy_grad
+    )
+    return (logprobs_T, entropy_T) if return_entropy else (logprobs_T,)
+
+
+def _check(
+    hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, bias: Tensor | None, block_tokens: int, block_vocab: int
+) -> None:
+    if hidden_TH.dim() != 2 or weight_VH.dim() != 2 or hidden_TH.shape[1] != weight_VH.shape[1]:
+        shapes = f"hidden {tuple(hidden_TH.shape)} and weight {tuple(weight_VH.shape)}"
+        raise ValueError(f"{shapes} are not [T, H] and [V, H]")
+    if targets_T.shape != hidden_TH.shape[:1]:
+        raise ValueError(f"{tuple(targets_T.shape)} targets for {hidden_TH.shape[0]} tokens")
+    if hidden_TH.dtype != weight_VH.dtype:
+        raise ValueError(f"hidden is {hidden_TH.dtype}, weight is {weight_VH.dtype}")
+    if bias is not None and bias.shape != weight_VH.shape[:1]:
+        raise ValueError(f"bias {tuple(bias.shape)} for a vocabulary of {weight_VH.shape[0]}")
+    if min(block_tokens, block_vocab) < 1:
+        raise ValueError("blocks hold at least one token and one word")
+    if targets_T.numel() and not 0 <= int(targets_T.min()) <= int(targets_T.max()) < weight_VH.shape[0]:
+        raise ValueError(f"a target lies outside the vocabulary of {weight_VH.shape[0]}")
+
+
+def _inverse_temperature(temperature: float | Tensor, hidden_TH: Tensor) -> Tensor:
+    temperature_T = torch.as_tensor(temperature, dtype=_wide(hidden_TH.dtype), device=hidden_TH.device)
+    if temperature_T.dim() and temperature_T.shape != hidden_TH.shape[:1]:
+        raise ValueError(f"{tuple(temperature_T.shape)} temperatures for {hidden_TH.shape[0]} tokens")
+    if not bool((temperature_T > 0).all()):
+        raise ValueError("the temperature must be positive")
+    return temperature_T.reciprocal().detach().expand(hidden_TH.shape[0])
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums are kept in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _operand(tensor: Tensor) -> Tensor:
+    """What enters a matrix product: narrow types stay so on an accelerator, whose products accumulate in float32.
+
+    A CPU's bfloat16 product rounds its result to bfloat16 (an error of 0.06 on a logit of 16) and, where the CPU has no
+    bfloat16 instructions, is also many times slower than the converted one.
+    """
+    return tensor if tensor.is_cuda else tensor.to(_wide(tensor.dtype))
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` in the wide dtype."""
+    if right.is_cuda and right.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
+    return left @ right
+
+
+class _Running:
+    """Online softmax of one token block: maximum, sum of exponentials, and the sums weighted by them."""
+
+    def __init__(self, targets_T: Tensor, *, want_entropy: bool, want_rows: bool, want_entropy_rows: bool) -> None:
+        self.targets_T = targets_T
+        self.want_entropy, self.want_rows, self.want_entropy_rows = want_entropy, want_rows, want_entropy_rows
+        self.max_T: Tensor | None = None
+        self.sum_T = self.target_T = self.shifted_T = self.rows_TH = self.entropy_rows_TH = torch.empty(0)
+
+    def add(self, logits_TB: Tensor, start: int, weight_BH: Tensor) -> None:
+        """Takes in the logits of the words [start, start + B); overwrites them."""
+        inside_T = (self.targets_T >= start) & (self.targets_T < start + logits_TB.shape[1])
+        index_T = torch.where(inside_T, self.targets_T - start, 0)
+        target_T = logits_TB.gather(1, index_T[:, None]).squeeze(1)
+        max_T = logits_TB.amax(1)
+        if self.max_T is None:
+            self._rescale(None, max_T, weight_BH)
+            self.target_T = torch.full_like(target_T, -torch.inf)
+        else:
+            self._rescale(self.max_T, torch.maximum(self.max_T, max_T), weight_BH)
+        self.target_T = torch.where(inside_T, target_T, self.target_T)
+        assert self.max_T is not None
+        # A block whose words are all excluded (bias -inf) has no maximum to subtract.
+        shift_T = torch.where(self.max_T == -torch.inf, 0, self.max_T)
+        logits_TB.sub_(shift_T[:, None])
+        exp_TB = torch.exp(logits_TB) if self.want_entropy else logits_TB.exp_()
+        self.sum_T += exp_TB.sum(1)
+        if self.want_rows:
+            self.rows_TH += _product(exp_TB, weight_BH)
+        if self.want_entropy:
+            # clamp: an excluded word adds nothing, and 0 * -inf would be NaN.
+            weighted_TB = logits_TB.clamp_(min=-1e4).mul_(exp_TB)
+            self.shifted_T += weighted_TB.sum(1)
+            if self.want_entropy_rows:
+                self.entropy_rows_TH += _product(weighted_TB, weight_BH)
+
+    def _rescale(self, old_T: Tensor | None, new_T: Tensor, weight_BH: Tensor) -> None:
+        self.max_T = new_T
+        if old_T is None:
+            self.sum_T, self.shifted_T = torch.zeros_like(new_T), torch.zeros_like(new_T)
+            rows = new_T.new_zeros(new_T.shape[0], weight_BH.shape[1])
+            self.rows_TH = rows if self.want_rows else rows[:0]
+            self.entropy_rows_TH = torch.zeros_like(rows) if self.want_entropy_rows else rows[:0]
+            return
+        step_T = torch.where(old_T == -torch.inf, 0, old_T - new_T)
+        scale_T = step_T.exp()
+        if self.want_entropy:
+            self.shifted_T = (self.shifted_T + step_T * self.sum_T) * scale_T
+            if self.want_entropy_rows:
+                self.entropy_rows_TH.add_(self.rows_TH * step_T[:, None]).mul_(scale_T[:, None])
+        self.sum_T *= scale_T
+        if self.want_rows:
+            self.rows_TH *= scale_T[:, None]
+
+
+class _LinearLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: Tensor,
+        weight_VH: Tensor,
+        bias: Tensor | None,
+        targets_T: Tensor,
+        inverse_T: Tensor,
+        blocks: tuple[int, int],
+        want_entropy: bool,
+        entropy_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens, dtype = hidden_TH.shape[0], _wide(hidden_TH.dtype)
+        want_rows = ctx.needs_input_grad[0]
+        want_entropy_rows = want_rows and want_entropy and entropy_grad
+        logprobs_T, normaliser_T = hidden_TH.new_empty(2, num_tokens, dtype=dtype)
+        entropy_T = hidden_TH.new_empty(num_tokens if want_entropy else 0, dtype=dtype)
+        # d logprob / d hidden and d entropy / d hidden, one row per token.
+        rows_TH = hidden_TH.new_empty(hidden_TH.shape if want_rows else 0, dtype=dtype)
+        entropy_rows_TH = hidden_TH.new_empty(hidden_TH.shape if want_entropy_rows else 0, dtype=dtype)
+        for start in range(0, num_tokens, blocks[0]):
+            part = slice(start, start + blocks[0])
+            running = _Running(
+                targets_T[part], want_entropy=want_entropy, want_rows=want_rows, want_entropy_rows=want_entropy_rows
+            )
+            logit_blocks = _logit_blocks(hidden_TH[part], weight_VH, bias, inverse_T[part], blocks[1])
+            for word, weight_BH, logits_TB in logit_blocks:
+                running.add(logits_TB, word, weight_BH)
+            assert running.max_T is not None
+            normaliser_T[part] = running.max_T + running.sum_T.log()
+            logprobs_T[part] = running.target_T - normaliser_T[part]
+            if want_entropy:
+                entropy_T[part] = running.sum_T.log() - running.shifted_T / running.sum_T
+            if want_rows:
+                mean_TH = running.rows_TH.div_(running.sum_T[:, None])
+                rows_TH[part] = (weight_VH[targets_T[part]] - mean_TH).mul_(inverse_T[part, None])
+                if want_entropy_rows:
+                    # dH/dlogit = -p (log p + H), and the mean of (log p) under p is -H.
+                    mean_shift_T = running.shifted_T / running.sum_T
+                    running.entropy_rows_TH.div_(running.sum_T[:, None]).sub_(mean_TH * mean_shift_T[:, None])
+                    entropy_rows_TH[part] = running.entropy_rows_TH.mul_(-inverse_T[part, None])
+        ctx.save_for_backward(
+            hidden_TH, weight_VH, bias, targets_T, inverse_T, normaliser_T, entropy_T, rows_TH, entropy_rows_TH
+        )
+        ctx.blocks = blocks
+        ctx.entropy_grad = want_entropy and entropy_grad
+        if not ctx.entropy_grad:
+            ctx.mark_non_differentiable(entropy_T)
+        return logprobs_T, entropy_T
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_logprobs_T: Tensor, grad_entropy_T: Tensor) -> tuple[Tensor | None, ...]:
+        (hidden_TH, weight_VH, bias, targets_T, inverse_T, normaliser_T, entropy_T, rows_TH, entropy_rows_TH) = (
+            ctx.saved_tensors
+        )
+        if not ctx.entropy_grad:
+            grad_entropy_T = torch.zeros_like(grad_logprobs_T)
+        grad_hidden = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_hidden = rows_TH * grad_logprobs_T[:, None]
+            if ctx.entropy_grad:
+                grad_hidden += entropy_rows_TH * grad_entropy_T[:, None]
+            grad_hidden = grad_hidden.to(hidden_TH.dtype)
+        if ctx.needs_input_grad[1] or (bias is not None and ctx.needs_input_grad[2]):
+            entropy_T = entropy_T if ctx.entropy_grad else torch.zeros_like(normaliser_T)
+            grad_weight, grad_bias = _weight_gradient(
+                hidden_TH, weight_VH, bias, targets_T, inverse_T, ctx.blocks,
+                normaliser_T, entropy_T, grad_logprobs_T, grad_entropy_T,
+            )  # fmt: skip
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _logit_blocks(hidden_TH: Tensor, weight_VH: Tensor, bias: Tensor | None, inverse_T: Tensor, block: int) -> Any:
+    """(first word, weight block as an operand, logits over the temperature [T, B]) for each block of the vocabulary."""
+    operand_TH = _operand(hidden_TH)
+    for start in range(0, weight_VH.shape[0], block):
+        weight_BH = _operand(weight_VH[start : start + block])
+        logits_TB = _product(operand_TH, weight_BH.T)
+        if bias is not None:
+            logits_TB += bias[start : start + block]
+        yield start, weight_BH, logits_TB.mul_(inverse_T[:, None])
+
+
+def _weight_gradient(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    bias: Tensor | None,
+    targets_T: Tensor,
+    inverse_T: Tensor,
+    blocks: tuple[int, int],
+    normaliser_T: Tensor,
+    entropy_T: Tensor,
+    grad_logprobs_T: Tensor,
+    grad_entropy_T: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Recomputes each block's softmax: dlogit = g (1[target] - p) - h p (log p + H), over the temperature."""
+    dtype = _wide(hidden_TH.dtype)
+    grad_weight = weight_VH.new_zeros(weight_VH.shape, dtype=dtype)
+    grad_bias = None if bias is None else bias.new_zeros(bias.shape, dtype=dtype)
+    for first in range(0, hidden_TH.shape[0], blocks[0]):
+        part = slice(first, first + blocks[0])
+        operand_TH, scale_T = _operand(hidden_TH[part]), inverse_T[part]
+        target_grad_T = grad_logprobs_T[part] * scale_T
+        for start, _, logits_TB in _logit_blocks(hidden_TH[part], weight_VH, bias, scale_T, blocks[1]):
+            log_p_TB = logits_TB.sub_(normaliser_T[part, None])
+            p_TB = log_p_TB.exp()
+            # clamp: see _Running.add.
+            factor_TB = log_p_TB.clamp_(min=-1e4).add_(entropy_T[part, None]).mul_(grad_entropy_T[part, None])
+            grad_TB = factor_TB.add_(grad_logprobs_T[part, None]).mul_(p_TB).mul_(-scale_T[:, None])
+            grad_weight[start : start + blocks[1]] += _product(grad_TB.T, operand_TH)
+            if grad_bias is not None:
+                grad_bias[start : start + blocks[1]] += grad_TB.sum(0)
+        grad_weight.index_add_(0, targets_T[part], hidden_TH[part].to(dtype) * target_grad_T[:, None])
+        if grad_bias is not None:
+            grad_bias.index_add_(0, targets_T[part], target_grad_T)
+    return grad_weight.to(weight_VH.dtype), None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
