@@ -204,11 +204,20 @@ class Session:
         partial = self._output.keep_partial() if self.slow else None
         return f"finished records are in {partial}" if partial else f"{self._output.path} was not touched"
 
-    def records(self) -> Iterator[Record]:
-        """The input, with bad lines raised or set aside. Foreign kinds come too: pass them to `write`."""
+    def records(self, on_lost: Callable[[bytes], None] | None = None) -> Iterator[Record]:
+        """The input, with bad lines raised or set aside. Foreign kinds come too: pass them to `write`.
+
+        `on_lost` hears of each line that was set aside because it could not be read.
+        """
         if "-" in self.files and sys.stdin.isatty():
             raise UsageError("stdin is a terminal: pipe records in or name a FILE (see --help)")
-        yield from read_records(self.files, sys.stdin.buffer, self._on_bad if self.keep_going else None)
+
+        def set_aside(error: DataError, line: bytes) -> None:
+            self._on_bad(error, line)
+            if on_lost is not None:
+                on_lost(line)
+
+        yield from read_records(self.files, sys.stdin.buffer, set_aside if self.keep_going else None)
 
     def write(self, record: Record) -> None:
         """Puts out a record that came in (unless --only says no, or a resumed file has it)."""
