@@ -228,6 +228,11 @@ class Session:
         assert self._output is not None
         self._output.write(record)
 
+    def print(self, text: str) -> None:
+        """Puts out lines for people where records would go; for a tool whose output is a table."""
+        assert self._output is not None
+        self._output.write_text(text)
+
     def emit(self, record: Record, options: dict[str, Any] | None = None, **more: Any) -> None:
         """Puts out a record this tool makes, with its provenance: tool, version, options that matter, `more`."""
         self.write(self.stamped(record, options, **more))

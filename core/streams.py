@@ -117,6 +117,11 @@ class Output:
                 self._file.flush()
         self.num_records += 1
 
+    def write_text(self, text: str) -> None:
+        """Appends lines that are not records: the table of a tool whose output is for people."""
+        with self._failures():
+            self._file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+
     def flush(self) -> None:
         """Hands over what is buffered."""
         with self._failures():
