@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 
+from strop.cli import helptext
 from strop.cli.main import COMMANDS, EPILOG
 from strop.cli.session import SHARED
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 UsageFailure: type[Any] = typer._click.exceptions.ClickException
 Context: type[Any] = typer.Context
+# What help calls a value of Click's types, where the option does not say.
+METAVARS = {"integer": "INT", "integer range": "INT", "float": "NUMBER", "float range": "NUMBER", "text": "TEXT"}
+LONGEST_CHOICES = 50
 
 
 class LazyGroup(TyperGroup):
@@ -63,6 +67,11 @@ class ToolCommand(TyperCommand):
                     failure.message = f"{failure.message} (from the {place})"
             raise
 
+    def format_help_text(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """The docstring, wrapped to the width there is."""
+        formatter.write_paragraph()
+        formatter.write(helptext.rendered(helptext.parse(self.help or ""), formatter.width))
+
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Own options, then shared ones. Environment variables are said once, not on every line."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], SHARED: []}
@@ -92,6 +101,12 @@ def load_command(name: str) -> Any:
     for param in command.params:
         if hasattr(param, "show_envvar"):
             param.show_envvar = False
+        if param.metavar is None and not getattr(param, "is_flag", False):
+            param.metavar = METAVARS.get(param.type.name)
+            choices = getattr(param.type, "choices", ())
+            if len("|".join(choices)) > LONGEST_CHOICES:
+                param.metavar = "NAME"
+                param.help = f"{param.help} One of: {', '.join(choices)}."
     return command
 
 
