@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine stalls for seconds at a time; how long an example takes is no property of ours.
+settings.register_profile("strop", deadline=None)
+settings.load_profile("strop")
 
 ROOT = Path(__file__).resolve().parent.parent
 STROP = Path(sys.executable).with_name("strop")
