@@ -141,7 +141,7 @@ class Session:
     """One run of one tool: its input, its output, its messages.
 
     `records()` yields the input; `write` and `emit` put records out; `reject` sets a bad one aside or ends the run;
-    `warn` and `note` speak on stderr. `set_aside` counts what makes the exit status 1.
+    `warn` and `note` speak on stderr. `set_aside` counts what makes the exit status 1, and so does a `say_no`.
     """
 
     def __init__(self, tool: str, *, slow: bool, reads_input: bool, files: list[str], values: dict[str, Any]) -> None:
@@ -150,6 +150,7 @@ class Session:
         self.reads_input = reads_input
         self.slow = slow
         self.set_aside = 0
+        self.said_no = False
         self.keep_going: bool = values["keep_going"]
         self.dry_run: bool = values.get("dry_run", False)
         self.quiet: bool = values["quiet"]
@@ -219,9 +220,13 @@ class Session:
 
         yield from read_records(self.files, sys.stdin.buffer, set_aside if self.keep_going else None)
 
+    def wants(self, kind: str) -> bool:
+        """Whether records of this kind leave at all: what --only drops need not be held."""
+        return self._only is None or kind in self._only
+
     def write(self, record: Record) -> None:
         """Puts out a record that came in (unless --only says no, or a resumed file has it)."""
-        if self._only is not None and record.kind not in self._only:
+        if not self.wants(record.kind):
             return
         if self.resumed is not None and self.resumed.take_line(record):
             return
@@ -285,6 +290,11 @@ class Session:
         """A summary line; silent under --quiet."""
         self._message(message, "note")
 
+    def say_no(self, message: str) -> None:
+        """A check that the user asked for failed: the output stays whole, the exit status is 1."""
+        self.said_no = True
+        self._message(message, "error")
+
     def detail(self, message: str) -> None:
         """Only with --verbose."""
         if self.verbose:
@@ -347,7 +357,7 @@ def tool(
             session = Session(name, slow=slow, reads_input=bool(reads), files=files, values=shared)
             with session:
                 function(session, **values)
-            return EXIT_SET_ASIDE if session.set_aside else 0
+            return EXIT_SET_ASIDE if session.set_aside or session.said_no else 0
 
         parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
         if reads and not any(parameter.name == "files" for parameter in own):
