@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 UsageFailure: type[Any] = typer._click.exceptions.ClickException
 Context: type[Any] = typer.Context
 # What help calls a value of Click's types, where the option does not say.
-METAVARS = {"integer": "INT", "integer range": "INT", "float": "NUMBER", "float range": "NUMBER", "text": "TEXT"}
+METAVARS = {
+    "int": "INT", "integer": "INT", "int range": "INT", "integer range": "INT",
+    "float": "NUMBER", "float range": "NUMBER", "str": "TEXT", "text": "TEXT",
+}  # fmt: skip
 LONGEST_CHOICES = 50
 
 
@@ -97,7 +100,7 @@ def load_command(name: str) -> Any:
     module = import_module(f"strop.cli.{COMMANDS[name][0]}")
     settings = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": _envvar_prefix(name)}
     app.command(name, cls=ToolCommand, context_settings=settings)(module.command)
-    command = get_command_from_info(app.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None)
+    command: Any = get_command_from_info(app.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None)
     for param in command.params:
         if hasattr(param, "show_envvar"):
             param.show_envvar = False

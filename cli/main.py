@@ -127,16 +127,13 @@ def _help(names: list[str]) -> NoReturn:
 
     section = "5" if names[:1] == ["records"] else "1"
     # An editable install has no share/man: the page then lies beside the source.
-    source = Path(__file__).resolve().parent.parent / "man" / f"{page}.{section}"
+    beside = Path(__file__).resolve().parent.parent / "man"
+    places = (beside / f"{page}.{section}", Path(sys.prefix) / f"share/man/man{section}/{page}.{section}")
+    found = next((str(place) for place in places if place.exists()), None)
     try:
-        os.execvp("man", ["man", str(source)] if source.exists() else ["man", section, page])  # noqa: S606
+        os.execvp("man", ["man", found] if found else ["man", section, page])  # noqa: S606
     except OSError:
-        text = (
-            source.read_text(encoding="utf-8")
-            if source.exists()
-            else f"strop: `man` is missing; see `strop {' '.join(names)} --help`\n"
-        )
-        _print_and_exit(text, EX_OK if source.exists() else 69)
+        _print_and_exit(f"strop: `man` is missing; `strop {' '.join(names)} --help` says the most of it\n", 69)
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
