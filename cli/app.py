@@ -100,7 +100,8 @@ def load_command(name: str) -> Any:
     module = import_module(f"strop.cli.{COMMANDS[name][0]}")
     settings = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": _envvar_prefix(name)}
     app.command(name, cls=ToolCommand, context_settings=settings)(module.command)
-    command: Any = get_command_from_info(app.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None)
+    info = app.registered_commands[0]
+    command: Any = get_command_from_info(info, pretty_exceptions_short=True, rich_markup_mode=None)
     for param in command.params:
         if hasattr(param, "show_envvar"):
             param.show_envvar = False
