@@ -71,10 +71,10 @@ def command(io: Session, need: Need = None, deep: Deep = False, records: Records
                 io.emit(Record.make("check", {**values, "details": check.details}))
         else:
             io.print(_table(of, checks))
-    missing = [check.name for check in (*parts, *tools) if check.name in wanted and not check.ok]
-    if missing:
-        io.warn(f"missing: {', '.join(missing)}")
-    io.set_aside += len(missing) + sum(check.ok is False for check in parts)
+    if missing := [check.name for check in (*parts, *tools) if check.name in wanted and not check.ok]:
+        io.say_no(f"missing: {', '.join(missing)}")
+    if broken := [check.name for check in parts if check.ok is False]:
+        io.say_no(f"broken: {', '.join(broken)}")
 
 
 def _table(of: str, checks: list[doctor.Check]) -> str:

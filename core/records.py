@@ -8,6 +8,7 @@ evaluated; in a field that is read, a number that no float can hold (1e999) is b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -18,6 +19,9 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from strop.core.errors import DataError, Where
 
 V = TypeVar("V", bound=Struct)
+
+# msgspec says five different things of it; this finds it in a line that msgspec refused.
+LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]")
 
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
@@ -228,9 +232,9 @@ class Record:
 
 
 def _explain(line: str, error: msgspec.DecodeError) -> str:
+    if LONE_SURROGATE.search(line) and line.rstrip().endswith("}"):
+        return "a lone surrogate (\\ud800-\\udfff without its other half) is not text"
     if "truncated" in str(error):
-        if "\\u" in line and line.rstrip().endswith("}"):
-            return "a lone surrogate (\\ud800-\\udfff without its other half) is not text"
         return "the line ends in the middle of the record (was the writer killed?)"
     for word in ("NaN", "Infinity"):
         if word in line:
