@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -218,6 +217,8 @@ class CreditStream:
 
     def lost_line(self, line: bytes) -> None:
         """A line that could not be read was set aside: if it tells its group, it still counts as a member there."""
+        import json
+
         try:
             # The standard reader takes NaN, Infinity and lone surrogates, on which ours had to give up.
             fields = json.loads(line)
