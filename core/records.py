@@ -57,6 +57,8 @@ class Step(Struct, omit_defaults=True):
     """One decision of an episode: what was seen, what was done, what it brought.
 
     `anchor` is the hash of the observation; `nll` the mean negative log-probability (nats) of the step's own tokens.
+    `span` points into chunk number `chunk` (needed where there are several); `action_span` is the part of it without
+    the reasoning. The last fields are the credit that `advantage` gives.
     """
 
     reward: float | None = None
@@ -66,8 +68,17 @@ class Step(Struct, omit_defaults=True):
     valid: bool = True
     nll: float | None = None
     span: Span | None = None
+    chunk: int | None = None
+    action_span: Span | None = None
     done: bool | None = None
     optimal_advantage: float | None = None
+    return_: float | None = msgspec.field(default=None, name="return")
+    episode_advantage: float | None = None
+    step_advantage: float | None = None
+    anchor_size: int | None = None
+    nll_score: float | None = None
+    weight: float | None = None
+    advantage: float | None = None
 
 
 class Rollout(Struct, kw_only=True, omit_defaults=True):
