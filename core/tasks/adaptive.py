@@ -94,8 +94,8 @@ class Plan:
             return 0
         return min(self.round_size, self.max_attempts - attempts)
 
-    def replay(self, tally: Tally) -> tuple[Tally, bool]:
-        """The attempts that the plan would have made of those in `tally`, and whether it then wanted no more.
+    def replay(self, tally: Tally) -> Tally:
+        """The attempts that the plan would have made of those in `tally`.
 
         A round is filled from the attempts that count; errors of the machine are kept in the count.
         """
@@ -105,8 +105,7 @@ class Plan:
             used.tally.outcomes += given
             if len(given) < size:
                 break
-        used.tally.errors, used.tally.stale = tally.errors, tally.stale
-        return used.tally, self.settled(used.tally.successes, used.tally.attempts)
+        return Tally(used.tally.outcomes, tally.errors, tally.stale)
 
     def describe(self) -> list[str]:
         """The plan in words: for each number of attempts after which a task can stop, at which successes it does."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from strop.core.errors import UsageError
@@ -176,6 +177,18 @@ def read_attempt(record: Record) -> AttemptFields:
     if attempt.error is None and attempt.success is None and attempt.reward is None:
         raise record.bad("missing, as are reward and error; an attempt needs one of the three to count", "success")
     return attempt
+
+
+@lru_cache(maxsize=256)
+def _canonical(policy: bytes) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(policy), order="sorted")
+
+
+def policy_of(rollout: Record) -> bytes | None:
+    """The policy that made an attempt, as JSON in one spelling; None where it is not told."""
+    raw = rollout.fields.get("policy")
+    policy = b"null" if raw is None else _canonical(bytes(raw))
+    return None if policy == b"null" else policy
 
 
 @dataclass(slots=True)

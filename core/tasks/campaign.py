@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
 
 from strop.core.errors import DataError
 from strop.core.records import Record, Task
 from strop.core.rollout.intake import ReadAhead, Signal
+from strop.core.streams import read_records
 from strop.core.tasks.adaptive import Attempts, Plan, Progress
-from strop.core.tasks.calibration import AttemptFields, read_attempt
+from strop.core.tasks.calibration import FIRST_VERSION, AttemptFields, policy_of, read_attempt
 
 # Tasks that may wait for a slower one before them, as a multiple of the tasks in work. It bounds memory.
 REORDER_WINDOW = 4
@@ -29,6 +34,7 @@ class Case:
     rollouts: list[Record] = field(default_factory=list)
     next_sample: int = 0
     missing: list[int] = field(default_factory=list)
+    policies: set[bytes] = field(default_factory=set)
     is_done: bool = False
     is_bad: bool = False
     resumed: bool = False
@@ -45,7 +51,50 @@ class Earlier:
     """What a killed run wrote of one task: its attempts, and how many its calibration counts (None: not written)."""
 
     attempts: list[AttemptFields] = field(default_factory=list)
+    policies: set[bytes] = field(default_factory=set)
     num_made: int | None = None
+
+
+def read_earlier(path: Path) -> dict[tuple[str, int], Earlier]:
+    """What a killed run of calibrate wrote to `path`: its own attempts, and the tasks that it had finished.
+
+    Rollouts that it only passed through are not its own; their provenance says so.
+    """
+    found: dict[tuple[str, int], Earlier] = {}
+    for record in read_records([str(path)], io.BytesIO()):
+        if record.kind == "rollout":
+            maker = record.get("provenance", _Provenance | None)
+            if maker is not None and maker.tool == "calibrate":
+                attempt = read_attempt(record)
+                earlier = found.setdefault((attempt.task, attempt.version), Earlier())
+                earlier.attempts.append(attempt)
+                earlier.policies |= _policies(record, attempt)
+        elif record.kind == "task":
+            task = record.view(_Calibrated)
+            if task.calibration is not None:
+                made = task.calibration.attempts + task.calibration.errors
+                found.setdefault((task.id, task.statement_version), Earlier()).num_made = made
+    return found
+
+
+def _policies(rollout: Record, attempt: AttemptFields) -> set[bytes]:
+    policy = policy_of(rollout) if attempt.error is None else None
+    return set() if policy is None else {policy}
+
+
+class _Provenance(Struct):
+    tool: str | None = None
+
+
+class _Counts(Struct):
+    attempts: int
+    errors: int
+
+
+class _Calibrated(Struct):
+    id: str
+    statement_version: int = FIRST_VERSION
+    calibration: _Counts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +195,7 @@ class Campaign:
             return
         case.resumed = True
         case.was_written = earlier.num_made is not None
+        case.policies |= earlier.policies
         for attempt in earlier.attempts:
             case.progress.tally.add(attempt.outcome)
         samples = {attempt.sample for attempt in earlier.attempts if attempt.sample is not None}
@@ -161,6 +211,7 @@ class Campaign:
             attempt = read_attempt(rollout)
             case = cases[attempt.task, attempt.version]
             case.rollouts.append(rollout)
+            case.policies |= _policies(rollout, attempt)
             case.progress.tally.add(attempt.outcome)
             answered.add(case.key)
         for case in self._open:
@@ -175,4 +226,3 @@ class Campaign:
         start = case.next_sample
         case.next_sample += self._schedule.next_round(case.progress)
         return [range(start, case.next_sample)]
-

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-import msgspec
 from msgspec import Struct
 
 from strop.core.records import Record
-from strop.core.tasks.adaptive import Plan
-from strop.core.tasks.calibration import ACCEPT, FIRST_VERSION, Rule, Tally, calibration_fields, read_attempt
+from strop.core.tasks.calibration import ACCEPT, FIRST_VERSION, Rule, Tally, calibration_fields, policy_of, read_attempt
+from strop.core.tasks.verdicts import Verdicts
 
 # Held lines beyond this leave memory for a temporary file.
 HELD_IN_MEMORY_BYTES = 64 << 20
 # What makes two task records with one id and one statement version the same task.
 STATEMENT_FIELDS = ("prompt", "env", "verifier", "reference")
-# Policies are told apart by their bytes; more than so many are not remembered.
-MOST_POLICIES = 64
 
 
 class TaskFields(Struct, kw_only=True):
@@ -58,51 +55,6 @@ class Entry:
         return Tally(found.outcomes, found.errors, sum(tally.attempts + tally.errors for tally in others))
 
 
-@dataclass(slots=True)
-class Verdicts:
-    """Decides tasks under one rule (and plan), and counts what was decided."""
-
-    rule: Rule
-    plan: Plan | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-    attempts: int = 0
-    used: int = 0
-    errors: int = 0
-    stale: int = 0
-    unsettled: int = 0
-    changed: int = 0
-    unreachable: int = 0
-    outcomes: list[bytes] = field(default_factory=list)
-    policies: set[bytes] = field(default_factory=set)
-
-    def decide(self, tally: Tally, policies: Set[bytes] = frozenset()) -> dict[str, Any]:
-        """The `calibration` field for a task with these attempts of these policies (JSON); the only one is named.
-
-        Under a plan only the attempts count that it would have made; `unused` says how many were left, `confidence`
-        how probable it is, given the prior, that the verdict is right, and `settled` whether no more were wanted.
-        """
-        used, more = tally, {}
-        if self.plan is not None:
-            used, settled = self.plan.replay(tally)
-            confidence = self.plan.confidence(used.successes, used.attempts) if used.attempts else None
-            more = {"unused": tally.attempts - used.attempts, "confidence": confidence, "settled": settled}
-            self.unsettled += used.attempts > 0 and not settled
-        fields = calibration_fields(used, self.rule) | more
-        if len(policies) == 1:
-            fields["policy"] = msgspec.Raw(next(iter(policies)))
-        self.policies |= policies
-        verdict = fields["verdict"]
-        self.counts[verdict] = self.counts.get(verdict, 0) + 1
-        self.attempts += tally.attempts
-        self.used += used.attempts
-        self.errors += tally.errors
-        self.stale += tally.stale
-        self.changed += verdict != self.rule.verdict(tally.successes, tally.attempts)
-        self.unreachable += used.attempts > 0 and fields["admits"] is None
-        self.outcomes.append(bytes(tally.outcomes))
-        return fields
-
-
 def superseded_fields(entry: Entry, version: int, rule: Rule) -> dict[str, Any]:
     """The `calibration` of a task record whose statement has a newer version in the stream: nothing of it counts."""
     old = entry.tallies.get(version, Tally())
@@ -132,7 +84,6 @@ class Ledger:
         self._closed: set[str] = set()
         self._held = _Held()
         self._slots: list[tuple[Entry, int | None]] = []
-        self._policies: dict[bytes, bytes] = {}
         self.num_repeats = 0
 
     def is_next(self, record: Record) -> bool:
@@ -188,9 +139,9 @@ class Ledger:
             raise record.bad(f"{attempt.id!r} came before among the attempts at task {attempt.task!r}", "id")
         entry.rollout_ids.add(attempt.id)
         entry.tallies.setdefault(attempt.version, Tally()).add(attempt.outcome)
-        policy = bytes(record.fields.get("policy", b"null"))
-        if policy != b"null" and attempt.error is None and len(self._policies) < MOST_POLICIES:
-            entry.policies.setdefault(attempt.version, set()).add(self._policies.setdefault(policy, policy))
+        policy = policy_of(record)
+        if policy is not None and attempt.error is None:
+            entry.policies.setdefault(attempt.version, set()).add(policy)
         if self._hold_rollouts:
             self._held.add(record, entry.place)
 

@@ -7,11 +7,16 @@ component w Beta(a, b) has weight proportional to w B(a+s, b+f)/B(a, b) and is B
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
+from msgspec import Struct
+
 from strop.core.errors import UsageError
+from strop.core.records import Record
+from strop.core.tasks.calibration import Tally, read_attempt
 
 # A component knows at most as much of a task as this many attempts would tell. Without the bound, maximum likelihood on
 # a few tries a task runs towards a point mass (the likelihood is flat there: 0.05 nats over 712 pairs of the trials).
@@ -87,6 +92,39 @@ class BetaMixture:
 TERMINAL = BetaMixture(((0.732493, 1.427985, 98.572015), (0.267507, 1.689608, 0.505215)), "terminal")
 UNIFORM = BetaMixture(((1.0, 1.0, 1.0),), "uniform")
 NAMED = {prior.name: prior for prior in (TERMINAL, UNIFORM)}
+
+
+def with_doubt(fitted: BetaMixture, num_tasks: int) -> BetaMixture:
+    """The mixture with a uniform component that weighs as one task beside the `num_tasks` it was fitted to.
+
+    So a prior from few tasks is never certain of what it did not see.
+    """
+    share = 1 / (num_tasks + 1)
+    kept = tuple((weight * (1 - share), a, b) for weight, a, b in fitted.components)
+    return BetaMixture((*kept, (share, 1.0, 1.0)), fitted.name)
+
+
+class _Calibrated(Struct):
+    successes: int
+    attempts: int
+
+
+def count_records(records: Iterable[Record]) -> Counter[tuple[int, int]]:
+    """{(successes, attempts): tasks} of an earlier run: from its calibrated tasks, or its rollouts if there are none.
+
+    Raises DataError for a bad record.
+    """
+    calibrated: Counter[tuple[int, int]] = Counter()
+    tallies: dict[tuple[str, int], Tally] = {}
+    for record in records:
+        if record.kind == "rollout":
+            attempt = read_attempt(record)
+            tallies.setdefault((attempt.task, attempt.version), Tally()).add(attempt.outcome)
+        elif record.kind == "task":
+            counted = record.get("calibration", _Calibrated | None)
+            if counted is not None and counted.attempts:
+                calibrated[counted.successes, counted.attempts] += 1
+    return calibrated or Counter((tally.successes, tally.attempts) for tally in tallies.values() if tally.attempts)
 
 
 def parse_components(text: str) -> BetaMixture:
