@@ -182,7 +182,7 @@ def command(
     unordered: Unordered = False,
     diagnose: Diagnose = False,
 ) -> None:
-    """Give credit: an advantage for each rollout or step from its group.
+    """Give credit: an advantage for each rollout or step of a group.
 
     Exactly one of --grpo, --gigpo and --gaca says how. A group is found by its id (`group`; without one, the attempts
     at a task in its statement version) and leaves when `group_size` members were seen, failed ones included; without

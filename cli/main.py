@@ -22,8 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "synth-tasks": ("synth_tasks", "Make tasks with known answers, the same for the same seed."),
     "rollout": ("rollout", "Let a model attempt tasks and verify what it did."),
     "calibrate": ("calibrate", "Find the tasks at the edge of what a model can do."),
-    "advantage": ("advantage", "Give credit: an advantage for each rollout or step from its group."),
-    "train": ("train", "Update a model from rollouts that carry advantages, or from examples."),
+    "advantage": ("advantage", "Give credit: an advantage for each rollout or step of a group."),
+    "train": ("train", "Update a model from rollouts with advantages, or from examples."),
     "report": ("report", "Make a table and a curve of metric records."),
     "doctor": ("doctor", "Say what is here, what each tool would miss, and how to get it."),
 }
