@@ -38,10 +38,14 @@ class Held(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class Group(Generic[T]):
-    """The members of one group that were seen, in input order. `num_seen` also counts members that were set aside."""
+    """The members of one group that were seen, in input order. `num_seen` also counts members that were set aside.
+
+    `about` is the task and the statement version that all members attempted.
+    """
 
     key: str
     size: int | None
+    about: tuple[str, int] | None = None
     members: list[Held[T]] = field(default_factory=list)
     num_seen: int = 0
     _ids: dict[str, Where | None] = field(default_factory=dict)
@@ -57,8 +61,10 @@ class Group(Generic[T]):
         """Whether all `size` members were seen; never, where no member told the size."""
         return self.size is not None and self.num_seen >= self.size
 
-    def admit(self, record: Record, *, size: int | None, id: str, sample: int | None) -> None:
-        """Counts a member. Raises DataError for a second one with this id or sample, and for another group size."""
+    def admit(
+        self, record: Record, *, size: int | None, id: str, sample: int | None, about: tuple[str, int] | None = None
+    ) -> None:
+        """Notes a member. Raises DataError for a second one of its id or sample, and for another size or task."""
         if id in self._ids:
             raise record.bad(f"{id!r} came before in group {self.key!r}{_at(self._ids[id])}", "id")
         if sample is not None and sample in self._samples:
@@ -67,6 +73,11 @@ class Group(Generic[T]):
             raise record.bad(f"{size}, but earlier members of group {self.key!r} say {self.size}", "group_size")
         if size is not None and self.size is None and self.num_seen >= size:
             raise record.bad(f"{size}, but group {self.key!r} already has {self.num_seen} members", "group_size")
+        if about is not None and self.about is not None and about != self.about:
+            part = 0 if about[0] != self.about[0] else 1
+            message = f"{about[part]!r}, but earlier members of group {self.key!r} attempted {self.about[part]!r}"
+            raise record.bad(message, ("task", "statement_version")[part])
+        self.about = self.about if about is None else about
         self.size = self.size if size is None else size
         self._ids[id] = record.where
         if sample is not None:
@@ -91,14 +102,15 @@ class GroupBuffer(Generic[T]):
         self._queue.append(Held(record, decided=True))
 
     def add(
-        self, record: Record, item: T, key: str, *, size: int | None, id: str, sample: int | None = None
-    ) -> Group[T] | None:
+        self, record: Record, item: T, key: str, *,
+        size: int | None, id: str, sample: int | None = None, about: tuple[str, int] | None = None,
+    ) -> Group[T] | None:  # fmt: skip
         """Adds a member, and returns its group if it is now complete. Raises DataError for a member of no use."""
         group = self._group(key)
         if group is None:
             raise record.bad(f"group {key!r} was complete before this record came", "group")
         try:
-            group.admit(record, size=size, id=id, sample=sample)
+            group.admit(record, size=size, id=id, sample=sample, about=about)
         except DataError:
             if not group.num_seen:
                 del self._open[key]

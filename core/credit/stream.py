@@ -222,7 +222,7 @@ class CreditStream:
         try:
             # The standard reader takes NaN, Infinity and lone surrogates, on which ours had to give up.
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if isinstance(fields, dict) and fields.get("kind") == "rollout":
             self._lost(fields)
@@ -236,8 +236,9 @@ class CreditStream:
             return
         try:
             group = self._buffer.add(
-                record, member, head.group_key, size=head.group_size, id=head.id, sample=head.sample
-            )
+                record, member, head.group_key, size=head.group_size, id=head.id, sample=head.sample,
+                about=(head.task, head.statement_version or 1),
+            )  # fmt: skip
         except DataError as error:
             # A second copy of a member is no member: the group goes on waiting for the true ones.
             self._on_bad(error, record)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, Any, TypeGuard
 
 import msgspec
@@ -204,6 +206,7 @@ class _SpanReader:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._chunks: list[Chunk] | None = None
+        self._indices: dict[int, _SampledIndex] = {}
 
     def measure(self, step: StepView, span: Span, i: int, name: str, *, is_needed: bool) -> tuple[float, float]:
         """Mean negative log-probability (nats) of the sampled tokens in `span`, and their number; NaN if not known.
@@ -225,19 +228,31 @@ class _SpanReader:
         if not 0 <= span.start <= span.end <= len(chunk.token_ids):
             message = f"[{span.start}, {span.end}) lies outside the {len(chunk.token_ids)} tokens of chunk {index}"
             raise self._record.bad(message, f"steps[{i}].{name}")
-        return _mean_nll(chunk, span)
+        if index not in self._indices:
+            self._indices[index] = _SampledIndex(chunk)
+        return self._indices[index].mean_nll(span)
 
 
-def _mean_nll(chunk: Chunk, span: Span) -> tuple[float, float]:
-    """Over the tokens in `span` that the policy sampled; those it was fed have no part in it."""
-    picked: list[slice] = []
-    before = 0
-    for sampled in chunk.sampled:
-        low, high = max(sampled.start, span.start), min(sampled.end, span.end)
-        if low < high:
-            picked.append(slice(before + low - sampled.start, before + high - sampled.start))
-        before += sampled.end - sampled.start
-    count = sum(part.stop - part.start for part in picked)
-    if chunk.logprobs is UNSET or not count:
-        return math.nan, float(count)
-    return -math.fsum(value for part in picked for value in chunk.logprobs[part]) / count, float(count)
+class _SampledIndex:
+    """Where a chunk's sampled tokens are, so that a span finds its log-probabilities without a walk over all spans."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        self._ends = [span.end for span in chunk.sampled]
+        self._before = list(accumulate((span.end - span.start for span in chunk.sampled), initial=0))
+
+    def mean_nll(self, span: Span) -> tuple[float, float]:
+        """Over the tokens in `span` that the policy sampled, and their number; those it was fed have no part in it."""
+        picked: list[float] = []
+        count = 0
+        for j in range(bisect_right(self._ends, span.start), len(self._ends)):
+            sampled = self._chunk.sampled[j]
+            low, high = max(sampled.start, span.start), min(sampled.end, span.end)
+            if sampled.start >= span.end:
+                break
+            if low < high:
+                count += high - low
+                offset = self._before[j] - sampled.start
+                if self._chunk.logprobs is not UNSET:
+                    picked += self._chunk.logprobs[low + offset : high + offset]
+        return (-math.fsum(picked) / count if picked else math.nan), float(count)

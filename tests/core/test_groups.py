@@ -89,6 +89,15 @@ def test_bad_members_name_the_field_and_the_other_place(second, field, text):
     assert buffer.num_waiting == 1
 
 
+@pytest.mark.parametrize(("about", "field"), [(("other", 1), "task"), (("t", 2), "statement_version")])
+def test_a_group_is_one_task_in_one_version(about, field):
+    buffer = GroupBuffer()
+    buffer.add(record("a0"), None, "a", size=3, id="a0", about=("t", 1))
+    with pytest.raises(DataError, match="earlier members of group 'a' attempted") as caught:
+        buffer.add(record("a1"), None, "a", size=3, id="a1", about=about)
+    assert caught.value.field == field
+
+
 def test_a_size_smaller_than_what_came_is_bad():
     buffer = GroupBuffer()
     for i in range(3):

@@ -196,6 +196,9 @@ class TestBadInput:
             (rollout("a", 1, 1.0, group_size=0), "group_size"),
             (rollout("a", 1, 1.0, group_size=5), "group_size"),
             (rollout("a", 1, 1.0, id=7), "id"),
+            # prime-rl #600: groups of different problems.
+            (rollout("a", 1, 1.0, task="another"), "task"),
+            (rollout("a", 1, 1.0, statement_version=2), "statement_version"),
         ],
     )
     def test_places_and_fields(self, bad, field):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.core.credit.gaca import GacaOptions, gaca, relative_scores
-from strop.core.credit.gigpo import GigpoOptions, StepBatch, anchor_labels, credit_parts, gigpo_advantages
+from strop.core.credit.gigpo import GigpoOptions, StepBatch, anchor_labels, credit_parts, gigpo_advantagesfrom strop.core.credit.grpo import group_advantages
 
 OBSERVATIONS = ["s0", "s1", "s2", "s0", "s1", "s0", "s3", "s0"]
 NLL = [0.2, 0.8, 0.2, 0.5, 0.5, 0.1, 0.3, 0.2]
@@ -62,6 +62,18 @@ def test_additive_without_modulation_is_gigpo():
     for omega in (1.0, 0.3):
         parts, _, advantages = run(GacaOptions(map="additive", base_weight=omega, modulation=0.0))
         assert advantages == pytest.approx(gigpo_advantages(parts, replace(NO_STD, step_weight=omega)))
+
+
+@pytest.mark.parametrize("std", [True, False])
+def test_one_step_attempts_from_one_state_are_grpo(std):
+    """The env `answer`: the prompt is the one anchor, so both parts are the group's and any mix of them is GRPO."""
+    rewards = [1.0, 0.0, 0.0, 0.3]
+    batch = StepBatch(
+        np.zeros(4, np.int64), np.array(rewards), np.ones(4, np.int64), np.array(rewards), np.ones(4, bool),
+        np.zeros(4, np.int64), np.array([0.1, 0.9, 2.0, 0.4]),
+    )  # fmt: skip
+    _, advantages = gaca(batch, credit_parts(batch, GigpoOptions(std=std)))
+    assert advantages == pytest.approx(group_advantages(rewards, std=std))
 
 
 def test_additive_map():
