@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.core.credit.gaca import GacaOptions, gaca, relative_scores
-from strop.core.credit.gigpo import GigpoOptions, StepBatch, anchor_labels, credit_parts, gigpo_advantagesfrom strop.core.credit.grpo import group_advantages
+from strop.core.credit.gigpo import GigpoOptions, StepBatch, anchor_labels, credit_parts, gigpo_advantages
+from strop.core.credit.grpo import group_advantages
 
 OBSERVATIONS = ["s0", "s1", "s2", "s0", "s1", "s0", "s3", "s0"]
 NLL = [0.2, 0.8, 0.2, 0.5, 0.5, 0.1, 0.3, 0.2]
