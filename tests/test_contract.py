@@ -1,0 +1,28 @@
+"""The contract: command lines with known answers, whose names of options and fields do not change.
+
+Each script of tests/contract/ runs with the `strop` of this environment, and fails with the first answer that differs.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONTRACT = Path(__file__).resolve().parent / "contract"
+CHECKS = sorted(path.name for path in CONTRACT.glob("[!_]*.py"))
+
+
+def test_the_checks_of_this_stage_are_here():
+    assert {"advantage.py", "calibrate.py", "streams.py"} <= set(CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path}
+    command = [sys.executable, check]
+    done = subprocess.run(command, cwd=CONTRACT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip(), "a check that holds says so"
