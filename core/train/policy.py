@@ -1,0 +1,191 @@
+"""The model in training: which parameters move, its log-probabilities on packs, and the reference it may be held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.core.errors import Unavailable, UsageError, missing_extra
+from strop.core.models.packed import hidden_states, output_head, packed_attention, probe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strop.core.train.examples import Sequence
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraOptions:
+    """LoRA (arXiv:2106.09685): rank, alpha (the update is scaled by alpha / rank) and the layers it goes into."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+
+
+@dataclass(slots=True)
+class PackBatch:
+    """One pack as tensors: the sequences' tokens, and what belongs to the trained positions, in the same order."""
+
+    token_ids: list[list[int]]
+    rows: Tensor
+    targets: Tensor
+    temperature: Tensor
+    old: Tensor
+    advantages: Tensor
+
+
+class Policy:
+    """A causal model whose trained positions are scored from hidden states; only those meet the output matrix.
+
+    `reference` is another model to hold the policy to; None means the policy with its adapter switched off.
+    """
+
+    def __init__(self, model: Any, *, reference: Any = None) -> None:
+        self.model = model
+        self.is_lora = hasattr(model, "get_base_model")
+        self.can_pack = probe(model)
+        self._reference = reference
+        self._check_head()
+        # No dropout: the log-probabilities must be those of the model that sampled.
+        model.eval()
+
+    def _check_head(self) -> None:
+        head = self._base.get_output_embeddings()
+        if self.is_lora and hasattr(head, "lora_A"):
+            raise UsageError("the adapter changes the output matrix (lm_head); choose other --lora-targets")
+
+    @property
+    def _base(self) -> Any:
+        return self.model.get_base_model() if self.is_lora else self.model
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return int(self._base.get_input_embeddings().weight.shape[0])
+
+    @property
+    def device(self) -> Any:
+        """Where the inputs go."""
+        return self._base.get_input_embeddings().weight.device
+
+    def trainable(self) -> Iterator[tuple[str, Any]]:
+        """Names and parameters that move, in a fixed order."""
+        return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+
+    def pack_batch(self, sequences: list[Sequence]) -> PackBatch:
+        """The tensors of a pack. The last token of a sequence is only predicted, never fed."""
+        import torch
+
+        rows: list[int] = []
+        targets: list[int] = []
+        start = 0
+        for one in sequences:
+            rows.extend(start + position - 1 for position in one.positions)
+            targets.extend(one.token_ids[position] for position in one.positions)
+            start += len(one.token_ids) - 1
+        nan = float("nan")
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64).to(device=self.device, dtype=self.sum_dtype)
+
+        return PackBatch(
+            token_ids=[one.token_ids[:-1] for one in sequences],
+            rows=torch.tensor(rows, device=self.device),
+            targets=torch.tensor(targets, device=self.device),
+            temperature=column([one.temperature for one in sequences for _ in one.positions]),
+            old=column([value for one in sequences for value in (one.old_logprobs or [nan] * len(one.positions))]),
+            advantages=column([value for one in sequences for value in one.advantages]),
+        )
+
+    @property
+    def sum_dtype(self) -> Any:
+        """The dtype of losses: float32, or float64 for a float64 model."""
+        import torch
+
+        weight = self._base.get_input_embeddings().weight
+        return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+    def logprobs(self, batch: PackBatch, *, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (nats) of the trained tokens and the entropies of their distributions."""
+        logprobs, entropy = self._score(self.model, batch, return_entropy=True, entropy_grad=entropy_grad)
+        return logprobs, entropy
+
+    def reference_logprobs(self, batch: PackBatch) -> Tensor:
+        """Log-probabilities of the trained tokens under the reference; no gradient."""
+        import torch
+
+        off: AbstractContextManager[Any] = nullcontext()
+        if self._reference is None:
+            if not self.is_lora:
+                raise UsageError("a KL penalty on full parameters needs a reference model")
+            off = self.model.disable_adapter()
+        with torch.no_grad(), off:
+            model = self.model if self._reference is None else self._reference
+            (logprobs,) = self._score(model, batch, return_entropy=False, entropy_grad=False)
+        return logprobs
+
+    def _score(self, model: Any, batch: PackBatch, *, return_entropy: bool, entropy_grad: bool) -> tuple[Tensor, ...]:
+        from strop.kernels.linear_logprob import linear_logprob
+
+        head = output_head(model)
+        with packed_attention(model):
+            hidden = hidden_states(model, batch.token_ids)
+        return linear_logprob(
+            hidden[batch.rows].to(head.weight.dtype),
+            head.weight,
+            batch.targets,
+            temperature=batch.temperature * head.divisor,
+            bias=head.bias,
+            return_entropy=return_entropy,
+            entropy_grad=entropy_grad,
+        )
+
+
+def add_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
+    """The model with a fresh LoRA adapter in float32, whose update is zero. Raises UsageError for unknown targets."""
+    import torch
+
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise missing_extra("peft", "model") from None
+    targets: Any = ALL_LINEAR if options.targets == (ALL_LINEAR,) else list(options.targets)
+    config = LoraConfig(
+        r=options.rank, lora_alpha=options.alpha, target_modules=targets, lora_dropout=0.0, bias="none",
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise UsageError(f"--lora-targets {','.join(options.targets)}: {error}") from None
+
+
+def load_lora(model: Any, folder: Path) -> Any:
+    """The model with the adapter of a peft folder, ready to be trained on. Raises Unavailable if it does not fit."""
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise missing_extra("peft", "model") from None
+    try:
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise Unavailable(f"{folder}: the adapter cannot be loaded: {error}") from None
+
+
+def unfreeze(model: Any) -> Any:
+    """All parameters move, kept in float32: a bfloat16 weight would lose updates smaller than 1/256 of itself."""
+    import torch
+
+    if next(model.parameters()).dtype in (torch.bfloat16, torch.float16):
+        model = model.float()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model

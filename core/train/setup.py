@@ -1,0 +1,162 @@
+"""Opening what `strop train` trains: base model, adapter or all parameters, reference, and how to save them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.core.errors import UsageError
+from strop.core.train.policy import LoraOptions, Policy, add_lora, load_lora, unfreeze
+
+if TYPE_CHECKING:
+    from strop.core.models.load import ModelPath
+    from strop.core.models.tokens import Tokenizer
+    from strop.core.train.checkpoints import Checkpoint
+
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken",
+    "chat_template*", "generation_config.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SetupOptions:
+    """What to train. `lora` None trains all parameters; `start` is the checkpoint to go on from, `adapter` a peft one.
+
+    `lora_given`: the user named a rank, which must then be that of the checkpoint or adapter.
+    """
+
+    model: str
+    lora: LoraOptions | None
+    start: Checkpoint | None = None
+    adapter: Path | None = None
+    lora_given: bool = False
+    needs_reference: bool = False
+    device: str = "auto"
+    dtype: str = "auto"
+    offline: bool = False
+    seed: int = 0
+
+
+class Opener:
+    """Opens one thing after another, each when it is first asked for: where the model lies, tokenizer, policy."""
+
+    def __init__(self, options: SetupOptions) -> None:
+        self.options = options
+        self._base: ModelPath | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    def base(self) -> ModelPath:
+        """Where the base model lies; a download or conversion happens here."""
+        if self._base is None:
+            from strop.core.models.load import resolve_model
+
+            self._base = resolve_model(self.options.model, offline=self.options.offline)
+        return self._base
+
+    def tokenizer(self) -> Tokenizer:
+        """The base model's tokenizer."""
+        if self._tokenizer is None:
+            from strop.core.models.load import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self.base())
+        return self._tokenizer
+
+    def vocabulary(self) -> int | None:
+        """How many ids the model knows, from its config.json alone; None if that does not say."""
+        try:
+            config = json.loads((Path(self.base().path) / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+        return size if isinstance(size, int) else None
+
+    def setup(self) -> Setup:
+        """The policy, loaded."""
+        return open_policy(self.options, self.base())
+
+
+@dataclass(slots=True)
+class Setup:
+    """A policy ready to train, and how to write its weights into a folder."""
+
+    policy: Policy
+    base: ModelPath
+    lora_rank: int | None
+    save_weights: Callable[[Path], None]
+
+
+def open_policy(options: SetupOptions, base: ModelPath) -> Setup:
+    """Loads the model and what is trained of it. Raises UsageError, Unavailable."""
+    from strop.core.models.load import load_model, resolve_model
+
+    start = options.start
+    _check_kind(options)
+    if start is not None and start.about.lora_rank is None:
+        weights = resolve_model(str(start.path), offline=True)
+        model = unfreeze(load_model(weights, device=options.device, dtype=options.dtype))
+    else:
+        model = load_model(base, device=options.device, dtype=options.dtype)
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        model = _with_adapter(model, options)
+    is_lora = hasattr(model, "get_base_model")
+    reference = None
+    if options.needs_reference and not is_lora:
+        reference = load_model(base, device=options.device, dtype=options.dtype).requires_grad_(False)
+    rank = int(model.active_peft_config.r) if is_lora else None
+    if is_lora:
+        model.active_peft_config.base_model_name_or_path = _name_for_peft(base)
+    return Setup(Policy(model, reference=reference), base, rank, lambda folder: _save(model, base, folder))
+
+
+def _check_kind(options: SetupOptions) -> None:
+    start = options.start
+    if start is None:
+        return
+    if options.adapter is not None:
+        raise UsageError("--from brings the weights to go on with; leave --adapter out")
+    if not options.lora_given:
+        return
+    rank = options.lora.rank if options.lora else None
+    if rank != start.about.lora_rank:
+        had = f"LoRA rank {start.about.lora_rank}" if start.about.lora_rank else "full parameters"
+        raise UsageError(f"--lora {rank or 0}, but {start.path} holds {had}")
+
+
+def _with_adapter(model: Any, options: SetupOptions) -> Any:
+    if options.start is not None:
+        return load_lora(model, options.start.path)
+    if options.adapter is not None:
+        from strop.core.models.adapters import resolve_adapter
+
+        model = load_lora(model, Path(resolve_adapter(options.adapter)))
+        rank = int(model.active_peft_config.r)
+        if options.lora_given and (options.lora is None or options.lora.rank != rank):
+            raise UsageError(f"--lora {options.lora.rank if options.lora else 0}, but the adapter has rank {rank}")
+        return model
+    if options.lora is None:
+        return unfreeze(model)
+    return add_lora(model, options.lora, seed=options.seed)
+
+
+def _name_for_peft(base: ModelPath) -> str:
+    """The name under which other tools find the base: a .gguf file means nothing to peft, its converted folder does."""
+    return str(base.path) if base.name.endswith(".gguf") else base.name
+
+
+def _save(model: Any, base: ModelPath, folder: Path) -> None:
+    if hasattr(model, "get_base_model"):
+        # Embedding layers are never trained here; an adapter that carries them is refused by vLLM.
+        model.save_pretrained(str(folder), save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)
+        return
+    model.save_pretrained(str(folder))
+    for pattern in TOKENIZER_FILES:
+        for file in Path(base.path).glob(pattern):
+            if not (folder / file.name).exists():
+                shutil.copyfile(file, folder / file.name)
