@@ -335,13 +335,15 @@ def tool(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a Typer command of `function(io, ...)`: adds FILEs (if it `reads`) and the common options.
 
-    `slow` tools (models, sandboxes) also get --resume and --dry-run and hand over each record at once.
+    `slow` tools (models, sandboxes) also get --resume and --dry-run and hand over each record at once. An option of
+    the tool's own takes the place of the common one with its name.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(function, include_extras=True)
         own = list(inspect.signature(function).parameters.values())[1:]
-        common = {**_COMMON, **(_SLOW if slow else {})}
+        all_common = {**_COMMON, **(_SLOW if slow else {})}
+        common = {key: option for key, option in all_common.items() if key not in {one.name for one in own}}
         name = function.__module__.rpartition(".")[2].replace("_", "-")
 
         @functools.wraps(function)
