@@ -92,7 +92,7 @@ class BatchReader:
                 yield self._next()
         counts = self.counts
         if counts.no_advantage and counts.no_advantage == counts.rollouts - counts.errors:
-            message = f"none of {counts.no_advantage} rollouts carries an advantage; pipe them through `strop advantage`"
+            message = f"none of {counts.no_advantage} rollouts carries one; pipe them through `strop advantage` first"
             raise DataError(message, field="advantage")
         if self._batch.groups:
             yield self._next()

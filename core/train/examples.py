@@ -276,6 +276,10 @@ def sft_example(record: Record, tokenizer: Tokenizer | None, vocabulary: int | N
 
 def response_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """A response's ids and exactly one end token, whether or not the text already ends with one."""
-    ids = tokenizer.encode_response(text)
-    return ids if ids and ids[-1] in tokenizer.eos_ids else [*ids, tokenizer.end_id]
+    ids: list[int] = tokenizer.inner(text, add_special_tokens=False)["input_ids"]
+    if ids and ids[-1] in tokenizer.eos_ids:
+        return ids
+    own = tokenizer.inner.eos_token_id
+    end = [own] if own is not None else sorted(tokenizer.eos_ids)[:1]
+    return ids + end
 
