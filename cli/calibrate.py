@@ -105,7 +105,7 @@ def command(
     \b
     Memory:
       needs all input: the tasks, a count and the ids of attempts of each; rollouts wait in memory up
-      to 64 MiB, then in a temporary file (not at all with --only task). --contiguous: one task's.
+      to 16 MiB, then in a temporary file (not at all with --only task). --contiguous: one task's.
       With a model: the model, and the attempts of the tasks in work.
     """
     chosen = choose_rule(band, rule)

@@ -20,7 +20,7 @@ from strop.core.tasks.calibration import ACCEPT, FIRST_VERSION, Rule, Tally, cal
 from strop.core.tasks.verdicts import Verdicts
 
 # Held lines beyond this leave memory for a temporary file.
-HELD_IN_MEMORY_BYTES = 64 << 20
+HELD_IN_MEMORY_BYTES = 16 << 20
 # What makes two task records with one id and one statement version the same task.
 STATEMENT_FIELDS = ("prompt", "env", "verifier", "reference")
 
