@@ -203,6 +203,7 @@ def _make_and_judge(
     earlier = {} if io.resumed is None else read_earlier(io.resumed.path)
     campaign = Campaign(maker, schedule, window=window, on_bad=io.reject, earlier=earlier, check=maker.check)
     provenance: dict[str, Any] = {"seed": seed, "attempts": fixed, "adaptive": verdicts.plan is not None}
+    num_foreign = 0
     with io.progress("tasks") as progress:
         try:
             for item in campaign.run(io.records()):
@@ -210,12 +211,15 @@ def _make_and_judge(
                     _let_out_case(io, item, verdicts, accepted, provenance | {"engine": maker.engine_name})
                     progress.add()
                 else:
+                    num_foreign += item.kind == "rollout"
                     io.write(item)
         except BaseException as failure:
             if not isinstance(failure, (BrokenPipeError, OutputFailed)):
                 for case in campaign.unfinished():
                     _write_rollouts(io, case, None, provenance | {"engine": maker.engine_name})
             raise
+    if num_foreign:
+        io.warn(f"{num_foreign} rollouts came in and were passed on uncounted: with a model the attempts are made here")
 
 
 def _let_out_case(io: Session, case: Case, verdicts: Verdicts, accepted: bool, provenance: dict[str, Any]) -> None:
