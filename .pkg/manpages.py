@@ -17,7 +17,7 @@ from strop import __version__
 from strop.cli import helptext
 from strop.cli.app import load_command
 from strop.cli.main import COMMANDS
-from strop.cli.session import SHARED
+from strop.cli.shared_options import SHARED
 from strop.core import records
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from typer.main import get_command_from_info
 
 from strop.cli import helptext
 from strop.cli.main import COMMANDS, EPILOG
-from strop.cli.session import SHARED
+from strop.cli.shared_options import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
