@@ -13,6 +13,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from strop import __version__
 from strop.cli import helptext
 from strop.cli.app import load_command
@@ -235,21 +237,20 @@ def type_words(annotation: str) -> str:
 
 def records_page() -> str:
     """The records, strop-records(5): each kind's fields from the structs that read them."""
-    texts = field_texts()
+    texts, undescribed = field_texts(), []
     lines: list[str] = []
     inner = {struct.__name__.lower(): struct for struct in (records.Chunk, records.Step, records.Sampling)}
     for name, view in {**records.VIEWS, **inner}.items():
         lines.append(f'.SS "{name}{" (part of a rollout)" if name in inner else ""}"')
         for i, paragraph in enumerate(re.split(r"\n\s*\n", (view.__doc__ or "").strip())):
             lines += [*([".PP"] if i else []), *filled(escaped(" ".join(paragraph.split())))]
-        for name_of_field, annotation in view.__annotations__.items():
-            kind = type_words(str(annotation))
-            text = texts.pop(f"{name}.{name_of_field}", None)
-            if text is None:
-                raise SystemExit(f"strop-records.txt: FIELDS does not describe {name}.{name_of_field}")
-            lines += entry(f"\\fB{name_of_field}\\fR ({kind})", filled(escaped(text)))
-    if texts:
-        raise SystemExit(f"strop-records.txt: no record has {', '.join(texts)}")
+        for field in msgspec.structs.fields(view):
+            kind = type_words(str(view.__annotations__[field.name]))
+            text = texts.pop(f"{name}.{field.encode_name}", None)
+            undescribed += [] if text else [f"{name}.{field.encode_name}"]
+            lines += entry(f"\\fB{field.encode_name}\\fR ({kind})", filled(escaped(text or "")))
+    if texts or undescribed:
+        raise SystemExit(f"strop-records.txt: FIELDS lacks {undescribed} and has too many: {list(texts)}")
     extra = written("strop-records")
     del extra["FIELDS"]
     sections: Sections = {
