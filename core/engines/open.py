@@ -1,0 +1,132 @@
+"""Which engine, and with what: from the options of a command line to an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strop.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from strop.core.engines.protocol import Engine
+    from strop.core.models.load import ModelPath
+    from strop.core.models.tokens import Tokenizer
+
+MODEL_MISSING = "--model is missing: a folder, a hub id or a .gguf file; with --endpoint, the model that is served"
+ENGINES = ("auto", "transformers", "vllm", "server")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the user said of model and engine; see cli/model_options.py for the meaning of each."""
+
+    engine: str = "auto"
+    model: str | None = None
+    adapter: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    endpoints: tuple[str, ...] = ()
+    gpu_memory: float | None = None
+    max_context: int | None = None
+    batch_rows: int = 0
+    seed: int = 0
+    offline: bool = False
+
+
+def choose_engine(options: EngineOptions) -> str:
+    """ "auto" resolved: server if there are endpoints; vllm where it is installed and a GPU is there; transformers.
+
+    Raises UsageError for an engine that is unknown or does not fit the other options.
+    """
+    name = options.engine
+    if name not in ENGINES:
+        raise UsageError(f"--engine {name}: expected one of {', '.join(ENGINES)}")
+    if options.endpoints and name not in ("auto", "server"):
+        raise UsageError(f"--endpoint goes with --engine server, not with {name}")
+    if name == "server" and not options.endpoints:
+        raise UsageError("--engine server needs an --endpoint, e.g. --endpoint http://localhost:8000")
+    if not options.model:
+        raise UsageError(MODEL_MISSING)
+    if name != "auto":
+        return name
+    if options.endpoints:
+        return "server"
+    return "vllm" if options.device in ("auto", "cuda") and _can_use_vllm() else "transformers"
+
+
+def _can_use_vllm() -> bool:
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is None or find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def open_engine(options: EngineOptions) -> Engine:
+    """The engine the options ask for; weights may be loaded only when the first request comes."""
+    name = choose_engine(options)
+    if name == "server":
+        return _open_server(options)
+    if name == "vllm":
+        return _open_vllm(options)
+    from strop.core.engines.transformers import TransformersEngine
+
+    return TransformersEngine.open(options)
+
+
+def _open_vllm(options: EngineOptions) -> Engine:
+    from strop.core.engines.vllm import VllmEngine
+    from strop.core.models.adapters import model_info
+    from strop.core.models.load import load_tokenizer
+
+    model, adapter = resolve_policy(options)
+    return VllmEngine(
+        model.path, load_tokenizer(model).eos_ids, model_info(model, adapter, options.adapter), adapter=adapter,
+        device=options.device, dtype=options.dtype, gpu_memory=options.gpu_memory, max_context=options.max_context,
+        seed=options.seed,
+    )  # fmt: skip
+
+
+def _open_server(options: EngineOptions) -> Engine:
+    from dataclasses import replace
+
+    from strop.core.engines.server import ServerEngine
+    from strop.core.models.adapters import model_info
+    from strop.core.models.load import load_tokenizer
+
+    # What is no folder here may be an adapter that the servers know by this name.
+    served = options.adapter if options.adapter and not Path(options.adapter).expanduser().exists() else None
+    model, adapter = resolve_policy(options if served is None else replace(options, adapter=None))
+    tokenizer = load_tokenizer(model)
+    info = model_info(model, adapter, options.adapter)
+    return ServerEngine(
+        options.endpoints, (model.name, str(model.path)), tokenizer.eos_ids,
+        info if served is None else replace(info, adapter=served), adapter=adapter or served,
+        max_context=options.max_context, vocab_size=tokenizer.vocab_size,
+    )  # fmt: skip
+
+
+def resolve_policy(options: EngineOptions) -> tuple[ModelPath, Path | None]:
+    """Where model and adapter lie. Raises UsageError where they are known not to belong together."""
+    from strop.core.models.adapters import check_base, resolve_adapter
+    from strop.core.models.load import resolve_model
+
+    if not options.model:
+        raise UsageError(MODEL_MISSING)
+    model = resolve_model(options.model, offline=options.offline)
+    adapter = None if options.adapter is None else resolve_adapter(options.adapter)
+    if adapter is not None:
+        check_base(adapter, model)
+    return model, adapter
+
+
+def open_tokenizer(options: EngineOptions) -> Tokenizer:
+    """The tokenizer that goes with the options' model, without its weights."""
+    from strop.core.models.load import load_tokenizer, resolve_model
+
+    if not options.model:
+        raise UsageError(MODEL_MISSING)
+    return load_tokenizer(resolve_model(options.model, offline=options.offline))

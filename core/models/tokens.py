@@ -1,0 +1,104 @@
+"""Text and chat messages to token ids and back, with the traps of tokenizers handled in one place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from strop.core.errors import DataError, Unavailable, missing_extra
+from strop.core.models.memory import quiet_transformers
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
+
+
+class Tokenizer:
+    """A tokenizer as the tools need it; `inner` is the transformers one.
+
+    It needs no pad token (nothing here pads), and takes end tokens from wherever the model declares them.
+    """
+
+    def __init__(self, inner: Any, *, eos_ids: frozenset[int], vocab_size: int, source: str = "") -> None:
+        self.inner = inner
+        self.eos_ids = eos_ids
+        self.vocab_size = vocab_size
+        self._source = source or str(getattr(inner, "name_or_path", "the model"))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """The tokenizer in a model folder. Raises Unavailable where there is none, or no code for it."""
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            raise missing_extra("transformers", "model") from None
+        if not any((folder / name).exists() for name in TOKENIZER_FILES):
+            raise Unavailable(
+                f"{folder}: a model folder without a tokenizer (no {TOKENIZER_FILES[0]}); "
+                "copy the tokenizer files of its base model into it"
+            )
+        quiet_transformers()
+        try:
+            inner = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # noqa: BLE001 (transformers raises whatever its parsers raise)
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise Unavailable(f"{folder}: its tokenizer cannot be loaded: {reason}") from None
+        config = _read_json(folder / "config.json")
+        declared = [config, config.get("text_config") or {}, _read_json(folder / "generation_config.json")]
+        eos_ids = {inner.eos_token_id} | {id_ for part in declared for id_ in _as_ids(part.get("eos_token_id"))}
+        size = max(len(inner), config.get("vocab_size") or 0)
+        return cls(inner, eos_ids=frozenset(eos_ids - {None}), vocab_size=size, source=str(folder))
+
+    def encode_prompt(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """The ids that stand before the model's answer.
+
+        Text is encoded as it is, with the start token that the tokenizer itself puts first (if any); chat messages go
+        through the chat template, with the opening of the assistant's turn (or, where the last message is the
+        assistant's own, left open to be continued). The start token never stands twice. Raises DataError for messages
+        that no template can take.
+        """
+        if isinstance(prompt, str):
+            return self._single_bos(self.inner(prompt)["input_ids"])
+        return self._single_bos(self.inner(self._render(prompt), add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of the ids, special tokens left out, spaces as they are."""
+        text: str = self.inner.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        if not getattr(self.inner, "chat_template", None):
+            raise DataError(
+                f"chat messages, but {self._source} has no chat template (a base model?); "
+                "give the prompt as text, or take the model's instruct form",
+                field="prompt",
+            )
+        if not messages:
+            raise DataError("no messages", field="prompt")
+        continues = messages[-1].get("role") == "assistant"
+        try:
+            text: str = self.inner.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
+            )
+        except Exception as error:  # noqa: BLE001 (templates are programs and raise what they like)
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            message = f"the chat template of {self._source} refuses the messages: {reason}"
+            raise DataError(message, field="prompt") from None
+        return text
+
+    def _single_bos(self, ids: list[int]) -> list[int]:
+        bos = self.inner.bos_token_id
+        while len(ids) > 1 and bos is not None and ids[0] == ids[1] == bos:
+            ids = ids[1:]
+        return ids
+
+
+def _as_ids(value: Any) -> list[int]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
