@@ -75,7 +75,8 @@ class RolloutLoop:
         source = ReadAhead(work, self._concurrency)
         failure: Exception | None = None
         ended = False
-        with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
+        verifier = ThreadPoolExecutor(1, thread_name_prefix="verify")
+        try:
             while True:
                 while not ended and self._has_room():
                     try:
@@ -94,6 +95,11 @@ class RolloutLoop:
                     self._advance(verifier)
                 elif ended and not self._slots:
                     break
+        except BaseException:
+            # A verifier may be waiting for a program that hangs: whoever stops us ends it, we do not wait for it.
+            verifier.shutdown(wait=False, cancel_futures=True)
+            raise
+        verifier.shutdown()
         if failure is not None:
             raise failure
 

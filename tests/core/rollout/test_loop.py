@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -213,3 +214,31 @@ def test_a_slow_writer_upstream_does_not_hold_back_what_is_ready():
     gate.set()
     assert first == ["task", "rollout"]
     assert [g.record.kind for g in loop] == ["task", "rollout"]
+
+
+def test_stopping_does_not_wait_for_a_verifier_that_hangs():
+    """Ctrl-C in the loop's consumer: the verifier's own `close` comes after, so waiting here would never end."""
+    begun, release = threading.Event(), threading.Event()
+
+    def hang_from_the_second_on(response, record, task_):
+        if begun.is_set():
+            release.wait(30)
+        begun.set()
+        return Verdict(0.0, False)
+
+    engine = ScriptedEngine(random.Random(0))
+    maker = AttemptMaker(engine, Letters(), seed=1, choice=SamplingChoice())
+    loop = RolloutLoop(
+        engine, maker, hang_from_the_second_on, concurrency=4, ordered=False, on_bad=lambda error, record: None
+    )
+    started = time.monotonic()
+
+    def consume():
+        for given_ in loop.run(work([task(0)], 4)):
+            if given_.made:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    assert time.monotonic() - started < 10
+    release.set()
