@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(120)
 STROP = str(Path(sys.executable).with_name("strop"))
 
 
@@ -32,8 +33,10 @@ def lines(*records: dict) -> bytes:
 
 
 GOOD = lines(*group())
-# The tools that only compute on records, each with options that make it read rollouts.
-FILTERS = (["advantage", "--grpo"], ["calibrate", "--band", "0.2:0.8"])
+# One more attempt, of the next task: by its coming `calibrate --contiguous` knows that the first task is complete.
+NEXT = lines(rollout(0, "next"))
+# The tools that only compute on records, each with options that make it read rollouts and let them go early.
+FILTERS = (["advantage", "--grpo"], ["calibrate", "--band", "0.2:0.8", "--contiguous"])
 
 
 @pytest.fixture(params=FILTERS, ids=lambda args: args[0])
@@ -43,13 +46,13 @@ def filter_args(request):
 
 # What is bad: the line, the exit status of the design (65), and words that the message must hold.
 BAD = {
-    "truncated": (lines(rollout(4))[:-20], "ends in the middle"),
+    "truncated": (lines(rollout(4, "h"))[:-20], "ends in the middle"),
     "not JSON": (b"hello\n", ""),
     "a list": (b"[1, 2]\n", "object"),
     "no kind": (b'{"id": "x"}\n', "kind"),
     "kind is no text": (b'{"kind": 3}\n', "kind"),
-    "wrong type": (lines(rollout(4, reward="high")), "reward"),
-    "wrong type inside": (lines(rollout(4, group_size="four")), "group_size"),
+    "wrong type": (lines(rollout(4, "h", reward="high")), "reward"),
+    "another wrong type": (lines(rollout(4, "h", statement_version="two")), "statement_version"),
     "missing id": (b'{"kind": "rollout", "task": "g", "reward": 1.0}\n', "id"),
     "missing task": (b'{"kind": "rollout", "id": "z", "reward": 1.0}\n', "task"),
     "NaN": (b'{"kind": "rollout", "id": "z", "task": "g", "reward": NaN}\n', "NaN"),
@@ -65,8 +68,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_line_is_named_and_what_came_before_is_written(run_strop, filter_args, case):
     bad, words = BAD[case]
-    done = run_strop(filter_args, GOOD + bad, check=False)
-    line = 4 + len(bad.splitlines())
+    done = run_strop(filter_args, GOOD + NEXT + bad, check=False)
+    line = 5 + len(bad.splitlines())
     assert done.status == 65, done.stderr
     assert f"<stdin>:{line}:" in done.stderr
     assert words in done.stderr
@@ -79,9 +82,8 @@ def test_a_bad_line_is_named_and_what_came_before_is_written(run_strop, filter_a
 def test_keep_going_sets_a_bad_line_aside(run_strop, filter_args, case, tmp_path):
     bad, words = BAD[case]
     rejects = tmp_path / "rejects.jsonl"
-    after = lines(*group("after"))
-    done = run_strop([*filter_args, "--keep-going", "--rejects", rejects], GOOD + bad.rstrip(b"\n") + b"\n" + after,
-                     check=False)  # fmt: skip
+    source = GOOD + bad.rstrip(b"\n") + b"\n" + lines(*group("after"))
+    done = run_strop([*filter_args, "--keep-going", "--rejects", rejects], source, check=False)
     assert done.status == 1, done.stderr
     ids = [r["id"] for r in done.records if r["kind"] == "rollout"]
     assert [i for i in ids if not i.startswith("h/")] == [f"{g}/{i}" for g in ("g", "after") for i in range(4)]
@@ -249,16 +251,27 @@ def start(args, stdout=subprocess.PIPE, **settings):
     return subprocess.Popen([STROP, *args], stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, **settings)
 
 
+def first_rollouts(process, number) -> list[str]:
+    """Ids of the first rollouts that come out, as soon as they do; the test's time limit ends a wait for none."""
+    ids = []
+    for line in iter(process.stdout.readline, b""):
+        record = json.loads(line)
+        ids += [record["id"]] if record["kind"] == "rollout" else []
+        if len(ids) == number:
+            break
+    return ids
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_tool_by_itself_and_keeps_finished_records(filter_args, signum):
     with start([*filter_args, "--line-buffered"]) as process:
-        process.stdin.write(GOOD + lines(*group("second")[:2]))
+        process.stdin.write(GOOD + NEXT)
         process.stdin.flush()
-        first = [process.stdout.readline() for _ in range(4)]
+        first = first_rollouts(process, 4)
         process.send_signal(signum)
         out, err = process.stdout.read(), process.stderr.read()
         assert process.wait(30) == -signum
-    assert [json.loads(line)["id"] for line in first] == [f"g/{i}" for i in range(4)]
+    assert first == [f"g/{i}" for i in range(4)]
     assert out == b"" or out.endswith(b"\n")
     assert err.decode().splitlines()[-1].endswith(f"stopped by {signum.name}; finished records are kept")
     assert b"Traceback" not in err
@@ -266,13 +279,14 @@ def test_a_signal_ends_the_tool_by_itself_and_keeps_finished_records(filter_args
 
 def test_what_a_filter_holds_in_its_block_is_kept_too(filter_args):
     with start(filter_args) as process:
-        process.stdin.write(GOOD)
+        process.stdin.write(GOOD + NEXT)
         process.stdin.flush()
         time.sleep(1.5)
         process.send_signal(signal.SIGINT)
         out = process.stdout.read()
         assert process.wait(30) == -signal.SIGINT
-    assert [json.loads(line)["id"] for line in out.splitlines()] == [f"g/{i}" for i in range(4)]
+    ids = [record["id"] for record in map(json.loads, out.splitlines()) if record["kind"] == "rollout"]
+    assert ids == [f"g/{i}" for i in range(4)]
 
 
 def test_an_interrupt_ignored_by_the_parent_stays_ignored(filter_args):
@@ -407,9 +421,9 @@ def test_an_empty_environment_is_enough(filter_args):
 
 def test_a_record_leaves_as_soon_as_its_group_is_complete(filter_args):
     with start([*filter_args, "--line-buffered"]) as process:
-        process.stdin.write(GOOD)
+        process.stdin.write(GOOD + NEXT)
         process.stdin.flush()
-        got = [json.loads(process.stdout.readline())["id"] for _ in range(4)]
+        got = first_rollouts(process, 4)
         assert got == [f"g/{i}" for i in range(4)]
         process.stdin.close()
         assert process.wait(30) == 0
