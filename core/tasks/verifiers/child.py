@@ -97,6 +97,10 @@ class Child:
                 raise ChildTimeout("no answer, and hardly any processor time used") from None
             except OSError:
                 raise self._death(process) from None
+            except BaseException:
+                # Stopped in the middle: its answer must not be taken for that to a later request.
+                self._end(process)
+                raise
         if "raised" in reply:
             raise ChildRaised(reply["raised"])
         return reply["value"]
