@@ -70,6 +70,13 @@ class ToolCommand(TyperCommand):
                     failure.message = f"{failure.message} (from the {place})"
             raise
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Options that only tell something ask for nothing: `strop train --schema` needs no --out."""
+        if {"--schema", "--show-config"} & set(args):
+            for param in self.params:
+                param.required = False
+        return super().parse_args(ctx, args)
+
     def format_help_text(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """The docstring, wrapped to the width there is."""
         formatter.write_paragraph()
