@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strop.core.errors import UsageError
 from strop.core.streams import read_records
-from strop.core.tasks.adaptive import Plan, cheapest_plan, confidence_plan, fixed_errors
+from strop.core.tasks.adaptive import Plan, cheapest_plan, confidence_plan, default_round_size, fixed_errors
 from strop.core.tasks.calibration import Rule
 from strop.core.tasks.prior import NAMED, BetaMixture, count_records, fit_mixture, parse_components, with_doubt
+
+if TYPE_CHECKING:
+    from strop.core.engines.open import EngineOptions
 
 DEFAULT_ATTEMPTS = 8
 
@@ -99,7 +102,8 @@ RoundSize = Annotated[
     typer.Option(
         "--round-size",
         min=0,
-        help="--adaptive: attempts at a task between two looks at it; fewer save more. 0: an eighth of -n.",
+        help="--adaptive: attempts at a task between two looks at it; fewer save more attempts and take more turns. 0: "
+        "4; with the engine transformers 8, the rows it computes in any case, if -n is 16 or more.",
     ),
 ]
 Prior = Annotated[
@@ -132,12 +136,12 @@ class AdaptiveOptions:
     round_size: int
     prior: str
 
-    def plan(self, rule: Rule) -> Plan:
-        """The stopping plan they ask for. Raises UsageError."""
+    def plan(self, rule: Rule, policy: EngineOptions | None) -> Plan:
+        """The stopping plan they ask for, for attempts by `policy` (None: a replay). Raises UsageError."""
         attempts = self.attempts or DEFAULT_ATTEMPTS
         prior = open_prior(self.prior)
         most = self.max_attempts or 2 * attempts
-        size = self.round_size or min(most, max(1, attempts // 8))
+        size = self.round_size or min(most, default_round_size(attempts, _block_rows(policy)))
         if self.confidence is not None:
             return confidence_plan(rule, prior, confidence=self.confidence, max_attempts=most, round_size=size)
         if rule.band is None:
@@ -151,6 +155,19 @@ class AdaptiveOptions:
         named = [name for name, value in given.items() if value]
         if named:
             raise UsageError(f"{named[0]} goes with --adaptive")
+
+
+def _block_rows(policy: EngineOptions | None) -> int:
+    """How many samples of a task the policy's engine computes at once whether they are wanted or not."""
+    if policy is None:
+        return 1
+    from strop.core.engines.open import choose_engine
+
+    if choose_engine(policy) != "transformers":
+        return 1
+    from strop.core.engines.transformers import ROWS
+
+    return policy.batch_rows or ROWS
 
 
 def open_prior(text: str) -> BetaMixture:

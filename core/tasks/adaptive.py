@@ -34,8 +34,6 @@ PRICES = (1e-12, 1.0)
 NUM_BISECTIONS = 60
 # Sequences of more attempts have probabilities too near to the smallest float.
 MOST_ATTEMPTS = 512
-# Fit of a prior is judged on each task's first attempts, which no stopping has chosen.
-NUM_CHECKED_ATTEMPTS = 2
 
 
 class Attempts(Protocol):
@@ -211,6 +209,18 @@ def _at_price(masses: _Masses, round_size: int, price: float) -> _Found:
     return _evaluate(masses, round_size, lambda n, attempts_S, wrong_S: masses.wrong[n] <= price * attempts_S + wrong_S)
 
 
+def default_round_size(attempts: int, block_rows: int = 1) -> int:
+    """Attempts at a task between two looks, for plans that are as right as `attempts` fixed ones.
+
+    Four: rounds of one save little more (47 instead of 43 % at 8 attempts, 62 instead of 60 % at 16), but take four
+    times as many turns of the engine. An engine that computes a task's samples in blocks of `block_rows`, needed or
+    not, makes whole blocks wherever that can save one.
+    """
+    if block_rows > 1 and attempts >= 2 * block_rows:
+        return block_rows
+    return max(1, min(4, attempts // 2))
+
+
 def _check(rule: Rule, max_attempts: int, round_size: int) -> None:
     if rule.band is None:
         raise UsageError(f"{rule.name} says nothing of the true rate, so no verdict can be settled; give a --band")
@@ -230,9 +240,10 @@ def _plan(
 
 
 def cheapest_plan(rule: Rule, prior: BetaMixture, *, errors: float, max_attempts: int, round_size: int = 1) -> Plan:
-    """The plan with the fewest expected attempts whose share of wrong verdicts is at most `errors`.
+    """The cheapest plan, of those that are optimal at some price, whose share of wrong verdicts is at most `errors`.
 
-    Where `max_attempts` cannot bring it down so far, the plan that comes nearest (`is_reached` is then false). Raises
+    Such plans lie apart, so it can be more right than asked; no stopping rule that is as right takes fewer attempts on
+    average. Where `max_attempts` cannot bring it down so far, the plan that comes nearest (`is_reached` is then false). Raises
     UsageError for a rule that is not about the true rate.
     """
     _check(rule, max_attempts, round_size)
@@ -273,25 +284,25 @@ def fixed_errors(rule: Rule, prior: BetaMixture, attempts: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PriorCheck:
-    """How the first attempts at tasks compare with the prior: counts of 0, 1, 2 successes, seen and expected."""
+    """How tasks' first attempts compare with the prior: tasks with 0, 1, ... successes, seen and expected."""
 
     seen: list[int]
     expected: list[float]
     p_value: float
 
 
-def check_prior(prior: BetaMixture, first_attempts: Sequence[bytes | bytearray]) -> PriorCheck:
-    """A likelihood-ratio test of the prior on the first two attempts of each task that has two (G-test, 2 degrees).
+def check_prior(prior: BetaMixture, outcomes: Sequence[bytes | bytearray], size: int) -> PriorCheck:
+    """A likelihood-ratio (G) test of the prior on the first `size` attempts of each task that has so many.
 
-    A plan is as good as its prior; a small p-value says that the tasks are of another kind than it describes.
+    `size` is 1 or 2, and no stopping may have chosen which tasks have so many. A plan is as good as its prior; a small
+    p-value says that the tasks are of another kind than it describes.
     """
-    size = NUM_CHECKED_ATTEMPTS
     seen = [0] * (size + 1)
-    for outcomes in first_attempts:
-        if len(outcomes) >= size:
-            seen[outcomes[:size].count(1)] += 1
+    for made in outcomes:
+        if len(made) >= size:
+            seen[made[:size].count(1)] += 1
     total = sum(seen)
     expected = [total * prior.probability(successes, size) for successes in range(size + 1)]
-    g = 2 * math.fsum(o * math.log(o / e) for o, e in zip(seen, expected, strict=True) if o)
-    # The chi-squared survival function with two degrees of freedom.
-    return PriorCheck(seen, expected, math.exp(-max(0.0, g) / 2))
+    g = max(0.0, 2 * math.fsum(o * math.log(o / e) for o, e in zip(seen, expected, strict=True) if o))
+    # The chi-squared survival function with one and with two degrees of freedom.
+    return PriorCheck(seen, expected, math.erfc(math.sqrt(g / 2)) if size == 1 else math.exp(-g / 2))

@@ -185,9 +185,14 @@ def _canonical(policy: bytes) -> bytes:
 
 
 def policy_of(rollout: Record) -> bytes | None:
-    """The policy that made an attempt, as JSON in one spelling; None where it is not told."""
+    """The policy that made an attempt, as JSON in one spelling; None where it is not told. Raises DataError."""
     raw = rollout.fields.get("policy")
-    policy = b"null" if raw is None else _canonical(bytes(raw))
+    if raw is None:
+        return None
+    try:
+        policy = _canonical(bytes(raw))
+    except msgspec.DecodeError as error:
+        raise rollout.bad(str(error), "policy") from None
     return None if policy == b"null" else policy
 
 

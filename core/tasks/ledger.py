@@ -134,12 +134,12 @@ class Ledger:
 
     def _add_attempt(self, record: Record) -> None:
         attempt = read_attempt(record)
+        policy = policy_of(record)
         entry = self._entry(attempt.task, record)
         if attempt.id in entry.rollout_ids:
             raise record.bad(f"{attempt.id!r} came before among the attempts at task {attempt.task!r}", "id")
         entry.rollout_ids.add(attempt.id)
         entry.tallies.setdefault(attempt.version, Tally()).add(attempt.outcome)
-        policy = policy_of(record)
         if policy is not None and attempt.error is None:
             entry.policies.setdefault(attempt.version, set()).add(policy)
         if self._hold_rollouts:

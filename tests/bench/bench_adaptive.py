@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strop.core.tasks.adaptive import Plan, cheapest_plan, confidence_plan, fixed_errors
+from strop.core.tasks.adaptive import Plan, cheapest_plan, confidence_plan, default_round_size, fixed_errors
 from strop.core.tasks.calibration import ACCEPT, Tally, band_rule
 from strop.core.tasks.prior import TERMINAL, BetaMixture, fit_mixture, with_doubt
 
@@ -83,7 +83,8 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 def plan_for(number: int, prior: BetaMixture = TERMINAL) -> Plan:
     """The default of `strop calibrate --adaptive -n NUMBER`."""
     errors = fixed_errors(RULE, prior, number)
-    return cheapest_plan(RULE, prior, errors=errors, max_attempts=2 * number, round_size=number // 8)
+    size = default_round_size(number)
+    return cheapest_plan(RULE, prior, errors=errors, max_attempts=2 * number, round_size=size)
 
 
 def fitted_to_an_earlier_run(truth: BetaMixture) -> BetaMixture:
@@ -120,8 +121,12 @@ def main() -> None:
         print(line)
         print(f"{'  exact':<24} {number:>3}  {fixed_errors(RULE, TERMINAL, number):>7.2%} {plan.expected_errors:>9.2%}"
               f"{'':<30} {1 - plan.expected_attempts / number:>6.1%}")  # fmt: skip
+    for number, size in ((8, 1), (16, 8), (32, 8)):
+        errors = fixed_errors(RULE, TERMINAL, number)
+        plan = cheapest_plan(RULE, TERMINAL, errors=errors, max_attempts=2 * number, round_size=size)
+        print(row(f"--round-size {size}", plan, TERMINAL, number)[0])
     for number, confidence in ((8, 0.90), (16, 0.95), (32, 0.97)):
-        plan = confidence_plan(RULE, TERMINAL, confidence=confidence, max_attempts=2 * number, round_size=number // 8)
+        plan = confidence_plan(RULE, TERMINAL, confidence=confidence, max_attempts=2 * number, round_size=4)
         print(row(f"--confidence {confidence}", plan, TERMINAL, number)[0])
     print("the same plans where the tasks are of another kind")
     for truth in OTHER_TRUTHS[1:]:

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.core.errors import UsageError
-from strop.core.tasks.adaptive import Progress, cheapest_plan, check_prior, confidence_plan, fixed_errors
+from strop.core.tasks.adaptive import (
+    Progress,
+    check_prior,
+    cheapest_plan,
+    confidence_plan,
+    default_round_size,
+    fixed_errors,
+)
 from strop.core.tasks.calibration import RULES, Tally, band_rule
 from strop.core.tasks.prior import TERMINAL, UNIFORM, BetaMixture
 
@@ -22,9 +29,8 @@ MIDDLING = BetaMixture(((1.0, 2.0, 3.0),), "middling")
 
 @cache
 def like_fixed(prior: BetaMixture, attempts: int):
-    return cheapest_plan(
-        BAND, prior, errors=fixed_errors(BAND, prior, attempts), max_attempts=2 * attempts, round_size=attempts // 8
-    )
+    errors, size = fixed_errors(BAND, prior, attempts), default_round_size(attempts)
+    return cheapest_plan(BAND, prior, errors=errors, max_attempts=2 * attempts, round_size=size)
 
 
 def outcomes_of(generator, prior: BetaMixture, num_tasks: int, num_attempts: int):
@@ -204,6 +210,14 @@ def test_a_replay_makes_the_attempts_that_a_run_would_have_made():
         assert plan.settled(used.successes, used.attempts) or used.attempts == 32
 
 
+@pytest.mark.parametrize(
+    ("attempts", "rows", "size"),
+    [(1, 1, 1), (3, 1, 1), (4, 1, 2), (8, 1, 4), (64, 1, 4), (8, 8, 4), (16, 8, 8), (64, 8, 8)],
+)
+def test_rounds_are_of_four_or_of_whole_blocks(attempts, rows, size):
+    assert default_round_size(attempts, rows) == size
+
+
 def test_a_replay_that_runs_out_is_not_settled():
     plan = like_fixed(TERMINAL, 8)
     used = plan.replay(Tally(bytearray([1, 0])))
@@ -241,18 +255,21 @@ def test_the_prior_is_checked_against_the_first_attempts():
 
     _, own = outcomes_of(np.random.default_rng(4), TERMINAL, 400, 2)
     _, other = outcomes_of(np.random.default_rng(4), MIDDLING, 400, 2)
-    fits = check_prior(TERMINAL, [row.tobytes() for row in own])
+    fits = check_prior(TERMINAL, [row.tobytes() for row in own], 2)
     assert fits.p_value > 0.001
     assert sum(fits.seen) == 400
     assert math.fsum(fits.expected) == pytest.approx(400)
-    assert check_prior(TERMINAL, [row.tobytes() for row in other]).p_value < 1e-6
+    assert check_prior(TERMINAL, [row.tobytes() for row in other], 2).p_value < 1e-6
 
 
 def test_the_check_is_a_g_test():
     from scipy.stats import power_divergence
 
     rows = [b"\x00\x00"] * 30 + [b"\x01\x00"] * 12 + [b"\x01\x01"] * 18 + [b"\x01"] * 5
-    mine = check_prior(UNIFORM, rows)
+    mine = check_prior(UNIFORM, rows, 2)
     theirs = power_divergence([30, 12, 18], [20, 20, 20], lambda_="log-likelihood")
     assert mine.seen == [30, 12, 18]
     assert mine.p_value == pytest.approx(theirs.pvalue)
+    first = check_prior(UNIFORM, rows, 1)
+    assert first.seen == [30, 35]
+    assert first.p_value == pytest.approx(power_divergence([30, 35], lambda_="log-likelihood").pvalue)
