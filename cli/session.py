@@ -270,11 +270,13 @@ def tool(
 
 
 def _print_schema(reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
-    schemas = {
-        role: {kind: msgspec.json.schema(VIEWS[kind]) for kind in kinds if kind in VIEWS}
-        for role, kinds in (("reads", reads), ("writes", writes))
-    }
-    _print(msgspec.json.format(msgspec.json.encode(schemas), indent=2).decode())
+    roles = {"reads": [k for k in reads if k in VIEWS], "writes": [k for k in writes if k in VIEWS]}
+    kinds = list(dict.fromkeys(kind for some in roles.values() for kind in some))
+    # One set of definitions for all, since a reference is looked up from the root of the document.
+    references, definitions = msgspec.json.schema_components([VIEWS[kind] for kind in kinds])
+    schema = dict(zip(kinds, references, strict=True))
+    document = {role: {kind: schema[kind] for kind in some} for role, some in roles.items()}
+    _print(msgspec.json.format(msgspec.json.encode({**document, "$defs": definitions}), indent=2).decode())
 
 
 def _print_config(ctx: typer.Context) -> None:

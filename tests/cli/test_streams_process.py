@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import stat
@@ -442,4 +443,8 @@ def test_quiet_is_quiet(run_strop, filter_args):
 @pytest.mark.parametrize("tool", ["advantage", "calibrate", "synth-tasks", "rollout", "train", "report", "doctor"])
 def test_the_schema_is_json(run_strop, tool):
     schema = json.loads(run_strop([tool, "--schema"], b"").stdout)
-    assert set(schema) == {"reads", "writes"}
+    assert set(schema) == {"reads", "writes", "$defs"}
+    # Every reference leads somewhere, seen from the root as JSON Schema wants.
+    for name in re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(schema)):
+        assert name in schema["$defs"]
+    assert tool not in ("rollout", "advantage") or "group_size" in schema["$defs"]["Rollout"]["properties"]
