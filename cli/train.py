@@ -224,7 +224,7 @@ def command(
         on_bad=io.reject,
     )
     if io.dry_run:
-        return _say_plan(io, reader, epochs=epochs, batch_groups=batch_groups)
+        return _say_plan(io, reader, epochs)
     run_options = RunOptions(out, name, epochs, save_every, keep, fresh_optimizer, same, __version__)
     run = Run(start, run_options, opener.setup, lambda setup: Trainer(setup.policy, loss_options, optim))
     _train(io, run, reader)
@@ -267,34 +267,45 @@ def _line(update: Update) -> str:
 
 
 def _summary(io: Session, counts: Counts, updates: int, run: Run) -> None:
-    left_out = {
-        "failed by the machine": counts.errors,
-        "without an advantage": counts.no_advantage,
-        "no success": counts.no_success,
-    }
-    parts = [f"{number} {why}" for why, number in left_out.items() if number]
-    io.note(
-        f"{updates} updates on {counts.rollouts + counts.sft - sum(left_out.values())} rollouts and examples, "
-        f"{counts.trained} trained tokens in {counts.groups} groups ({counts.groups_without_signal} without signal)"
-        + (f"; left out: {', '.join(parts)}" if parts else "")
-        + (f"; {counts.skipped_groups} groups used before" if counts.skipped_groups else "")
-    )
-    if counts.incomplete_groups:
-        io.warn(f"{counts.incomplete_groups} groups had fewer members than their group_size says")
-    for kind, number in counts.unused.items():
-        io.warn(f"{number} records of kind {kind} were of no use here")
+    io.note(f"{updates} updates on {_used(counts)}, {counts.trained} trained tokens in {_groups(counts)}")
+    _say_left_out(io, counts)
     if not updates and not counts.skipped_groups:
         assert run.last is not None
         io.warn(f"there was nothing to train on; {run.last.path} holds the weights unchanged")
 
 
-def _say_plan(io: Session, reader: BatchReader, *, epochs: int, batch_groups: int) -> None:
+def _say_plan(io: Session, reader: BatchReader, epochs: int) -> None:
     updates = sum(epochs for batch in reader.run(io.records()) if batch.examples)
     counts = reader.counts
     io.note(
-        f"would make {updates} updates from {counts.groups} groups ({counts.groups_without_signal} without signal): "
-        f"{counts.trained} trained tokens, {counts.tokens * epochs} through the model"
+        f"would make {updates} updates on {_used(counts)}, {counts.trained} trained tokens in {_groups(counts)}; "
+        f"{counts.tokens * epochs} tokens through the model"
     )
+    _say_left_out(io, counts)
+
+
+def _used(counts: Counts) -> str:
+    left_out = counts.errors + counts.no_advantage + counts.no_success + counts.skipped
+    return f"{counts.rollouts + counts.sft - left_out} rollouts and examples"
+
+
+def _groups(counts: Counts) -> str:
+    return f"{counts.groups} groups ({counts.groups_without_signal} without signal)"
+
+
+def _say_left_out(io: Session, counts: Counts) -> None:
+    reasons = {
+        "failed by the machine": counts.errors,
+        "without an advantage": counts.no_advantage,
+        "no success": counts.no_success,
+        "in groups used before": counts.skipped,
+    }
+    if some := [f"{number} {why}" for why, number in reasons.items() if number]:
+        io.note(f"left out: {', '.join(some)}")
+    if counts.incomplete_groups:
+        io.warn(f"{counts.incomplete_groups} groups had fewer members than their group_size says")
+    for kind, number in counts.unused.items():
+        io.warn(f"{number} records of kind {kind} were of no use here")
 
 
 def _betas(text: str) -> tuple[float, float]:

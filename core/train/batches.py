@@ -28,6 +28,7 @@ class Counts:
     groups: int = 0
     groups_without_signal: int = 0
     incomplete_groups: int = 0
+    skipped: int = 0
     skipped_groups: int = 0
     trained: int = 0
     tokens: int = 0
@@ -119,7 +120,9 @@ class BatchReader:
         self.counts.rollouts += 1
         key = rollout.group_key
         example = None
-        if key not in self._consumed:
+        if key in self._consumed:
+            self.counts.skipped += 1
+        else:
             example = self._example(record, rollout)
         # The record itself is not needed again; an empty one keeps the buffer small.
         hollow = Record(record.kind, {}, record.where)
@@ -150,6 +153,7 @@ class BatchReader:
             raise record.bad(f"{example.id!r} came before", "id")
         self._sft_ids.add(example.id)
         if example.id in self._consumed:
+            self.counts.skipped += 1
             self.counts.skipped_groups += 1
             return
         self._count(example.id, [example])

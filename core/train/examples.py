@@ -71,7 +71,7 @@ class Sft(Struct, kw_only=True):
 
 
 @dataclass(slots=True)
-class Sequence:
+class TrainSequence:
     """Tokens in their context. `positions` (all >= 1) are those trained on; the other lists are as long.
 
     `old_logprobs` is empty where the record has none. The logits are divided by `temperature` before the softmax, as
@@ -90,7 +90,7 @@ class Example:
     """One rollout (or supervised example): its sequences, one for each chunk that holds sampled tokens."""
 
     id: str
-    sequences: list[Sequence] = field(default_factory=list)
+    sequences: list[TrainSequence] = field(default_factory=list)
 
     @property
     def num_trained(self) -> int:
@@ -148,9 +148,9 @@ def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> 
 
 def _sequence(
     token_ids: list[int], positions: list[int], advantages: list[float], old: list[float], temperature: float
-) -> Sequence:
+) -> TrainSequence:
     # What follows the last trained token cannot matter to a causal model.
-    return Sequence(token_ids[: positions[-1] + 1], positions, advantages, old, temperature)
+    return TrainSequence(token_ids[: positions[-1] + 1], positions, advantages, old, temperature)
 
 
 def _positions(record: Record, spans: list[Span], field_name: str) -> list[int]:

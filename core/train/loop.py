@@ -12,7 +12,7 @@ from strop.core.train.losses import LossOptions, kl_estimates, token_losses, tok
 from strop.core.train.packing import pack
 
 if TYPE_CHECKING:
-    from strop.core.train.examples import Example, Sequence
+    from strop.core.train.examples import Example, TrainSequence
     from strop.core.train.policy import Policy
 
 
@@ -115,7 +115,7 @@ class Trainer:
             on_pack(sum(lengths[i] for i in indices))
         return sums
 
-    def _backward(self, part: list[tuple[Sequence, float]], sums: Sums) -> None:
+    def _backward(self, part: list[tuple[TrainSequence, float]], sums: Sums) -> None:
         import torch
 
         options = self.loss

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.core.errors import Unavailable, UsageError, missing_extra
+from strop.core.errors import UsageError, missing_extra
 from strop.core.models.packed import hidden_states, output_head, packed_attention, probe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from strop.core.train.examples import Sequence
+    from strop.core.train.examples import TrainSequence
 
 ALL_LINEAR = "all-linear"
 
@@ -78,7 +78,7 @@ class Policy:
         """Names and parameters that move, in a fixed order."""
         return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
-    def pack_batch(self, sequences: list[Sequence]) -> PackBatch:
+    def pack_batch(self, sequences: list[TrainSequence]) -> PackBatch:
         """The tensors of a pack. The last token of a sequence is only predicted, never fed."""
         import torch
 
@@ -170,14 +170,12 @@ def add_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
 
 def load_lora(model: Any, folder: Path) -> Any:
     """The model with the adapter of a peft folder, ready to be trained on. Raises Unavailable if it does not fit."""
-    try:
-        from peft import PeftModel
-    except ImportError:
-        raise missing_extra("peft", "model") from None
-    try:
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Unavailable(f"{folder}: the adapter cannot be loaded: {error}") from None
+    from strop.core.models.adapters import apply_adapter
+
+    loaded = apply_adapter(model, folder)
+    for name, parameter in loaded.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    return loaded
 
 
 def unfreeze(model: Any) -> Any:

@@ -33,7 +33,7 @@ class SetupOptions:
     model: str
     lora: LoraOptions | None
     start: Checkpoint | None = None
-    adapter: Path | None = None
+    adapter: str | None = None
     lora_given: bool = False
     needs_reference: bool = False
     device: str = "auto"
@@ -103,7 +103,7 @@ def open_policy(options: SetupOptions, base: ModelPath) -> Setup:
         model = load_model(base, device=options.device, dtype=options.dtype)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        model = _with_adapter(model, options)
+        model = _with_adapter(model, options, base)
     is_lora = hasattr(model, "get_base_model")
     reference = None
     if options.needs_reference and not is_lora:
@@ -128,13 +128,16 @@ def _check_kind(options: SetupOptions) -> None:
         raise UsageError(f"--lora {rank or 0}, but {start.path} holds {had}")
 
 
-def _with_adapter(model: Any, options: SetupOptions) -> Any:
+def _with_adapter(model: Any, options: SetupOptions, base: ModelPath) -> Any:
+    from strop.core.models.adapters import check_base, resolve_adapter
+
     if options.start is not None:
+        check_base(options.start.path, base)
         return load_lora(model, options.start.path)
     if options.adapter is not None:
-        from strop.core.models.adapters import resolve_adapter
-
-        model = load_lora(model, Path(resolve_adapter(options.adapter)))
+        folder = resolve_adapter(options.adapter)
+        check_base(folder, base)
+        model = load_lora(model, folder)
         rank = int(model.active_peft_config.r)
         if options.lora_given and (options.lora is None or options.lora.rank != rank):
             raise UsageError(f"--lora {options.lora.rank if options.lora else 0}, but the adapter has rank {rank}")
