@@ -240,6 +240,8 @@ def _make(io: Session, family: Family, options: FamilyOptions, *, number: int | 
             io.reject(task, Record("row", {}, task.where, task.text))
             continue
         io.emit(Record.make("task", task), provenance)
+        while family.notices:
+            io.warn(family.notices.pop(0))
         now = time.monotonic()
         if now - flushed > FLUSH_EVERY_S:
             io.flush()

@@ -23,7 +23,7 @@ from strop.core.errors import DataError, UsageError
 from strop.core.records import Task
 from strop.core.seeds import derive_seed
 from strop.core.tasks.draws import Draws
-from strop.core.tasks.families import Family, FamilyOptions, bounds, one_of, operators_from
+from strop.core.tasks.families import MOST_INT, Family, FamilyOptions, bounds, one_of, operators_from
 from strop.core.tasks.verifiers.number import NumberVerifier
 
 OPERATORS = ("+", "-", "*")
@@ -80,7 +80,7 @@ class Arithmetic(Family):
             id=self.task_id(seed, index),
             prompt=prompt,
             verifier=self._verifier,
-            reference=compute(numbers, operators),
+            reference=_as_json(compute(numbers, operators)),
             sampling=self._sampling,
         )
 
@@ -135,6 +135,11 @@ class Arithmetic(Family):
         most = size ** self._terms[-1] if "*" in self._operators else size * self._terms[-1]
         has_sign = "-" in self._operators or self._low < 0
         return {"stop": ["\n"], "max_tokens": len(str(most)) + has_sign + 2}
+
+
+def _as_json(value: int) -> int | str:
+    """A large number as text: readers of JSON round it, the verifier compares it exactly."""
+    return value if abs(value) <= MOST_INT else str(value)
 
 
 def write_sum(numbers: tuple[int, ...], operators: tuple[str, ...]) -> str:

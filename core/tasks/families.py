@@ -80,7 +80,8 @@ class Family(ABC):
 
     `spec` is the family as it was asked for, for provenance: without a file's folder, which is one machine's affair.
     `applies` names the options it obeys beside the split. `is_finite`: whether the tasks come to an end. `num_distinct`
-    says how many different questions there are, where that is known.
+    says how many different questions there are, where that is known. `notices` is what a person should hear; it is
+    filled while tasks are made.
     """
 
     applies: frozenset[str] = frozenset()
@@ -91,6 +92,7 @@ class Family(ABC):
         self.name = self.spec = name
         self.options = options
         self.share = DEFAULT_HELDOUT_SHARE if options.heldout_share is None else options.heldout_share
+        self.notices: list[str] = []
         self._id_prefix = _id_prefix(name, options)
 
     @abstractmethod
@@ -209,6 +211,10 @@ def _check_split(options: FamilyOptions) -> None:
             raise UsageError(f"--heldout-share {options.heldout_share}: expected a number between 0 and 1")
 
 
+# Beyond this integers are read differently by different readers of JSON, and draws lose their evenness.
+MOST_INT = 10**15
+
+
 def bounds(
     name: str, given: tuple[int, int] | None, default: tuple[int, int], least: int | None = None
 ) -> tuple[int, int]:
@@ -216,6 +222,8 @@ def bounds(
     low, high = default if given is None else given
     if low > high:
         raise UsageError(f"{flag_of(name)} {low}:{high}: the first bound is above the second")
+    if max(-low, high) > MOST_INT:
+        raise UsageError(f"{flag_of(name)} {low}:{high}: the bounds lie beyond {MOST_INT}")
     if least is not None and low < least:
         raise UsageError(f"{flag_of(name)} {low}:{high}: the least is {least}")
     return low, high

@@ -27,6 +27,7 @@ MOST_DRAWS = 500
 # Some data sets hand their seed to numpy, which takes 32 bits.
 SEEDS = 2**32 - CHUNK
 MAX_TOKENS = 1024
+NONSENSE = "I would rather not say."
 CHAT_REQUEST = "{question}\n\nGive your final answer between <answer> and </answer> tags."
 
 
@@ -48,6 +49,7 @@ class Gym(Family):
             if name in self._config:
                 raise UsageError(f"--set {name}=...: --seed and -n decide this")
         self._version = gym_version()
+        self._has_tried_scorer = False
         self._child = Child(WORKER, cpu_limit_s=MAKE_LIMIT_S)
         try:
             self._check()
@@ -80,17 +82,32 @@ class Gym(Family):
         for draw in range(MOST_DRAWS):
             # The first draw has no number, so that a split changes nothing about the tasks it lets through at once.
             own_seed = derive_seed(seed, self.name, chunk, *([draw] if draw else [])) % SEEDS
-            made = self._call({"do": "make", "seed": own_seed, "item": item})
+            made = self._call("make", seed=own_seed, item=item)
             entry: dict[str, Any] = made["entry"]
             if self.admits(entry["question"]):
+                self._try_scorer(entry)
                 return entry
         raise UsageError(
             f"--split {self.options.split}: no question found in {MOST_DRAWS} draws; raise --heldout-share, or this "
             "data set has too few questions to be parted"
         )
 
+    def _try_scorer(self, entry: dict[str, Any]) -> None:
+        """Once: does the scorer tell an answer from nonsense? That of game_of_life_halting 0.1.25 does not."""
+        if self._has_tried_scorer:
+            return
+        self._has_tried_scorer = True
+        try:
+            score = self._child.call({**self._request("score"), "entry": entry, "answer": NONSENSE})
+        except ChildError:
+            return
+        if score >= 1:
+            self.notices.append(
+                f"reasoning-gym's own scorer of {self._dataset} gives {NONSENSE!r} full marks: do not train on it"
+            )
+
     def _check(self) -> None:
-        found = self._call({"do": "check"})
+        found = self._call("check")
         if "known" in found:
             near = get_close_matches(self._dataset, found["known"], n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else "synth-tasks --list names them"
@@ -99,9 +116,12 @@ class Gym(Family):
             known = ", ".join(found["settings"])
             raise UsageError(f"{self._dataset} does not take these --set: {found['wrong']} (known: {known})")
 
-    def _call(self, request: dict[str, Any]) -> Any:
+    def _request(self, do: str) -> dict[str, Any]:
+        return {"do": do, "dataset": self._dataset, "config": self._config}
+
+    def _call(self, do: str, **more: Any) -> Any:
         try:
-            return self._child.call({**request, "dataset": self._dataset, "config": self._config})
+            return self._child.call({**self._request(do), **more})
         except ChildError as error:
             raise Unavailable(f"reasoning-gym cannot make a task of {self._dataset}: {error}") from None
 

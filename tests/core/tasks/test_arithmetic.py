@@ -156,6 +156,7 @@ def test_there_is_room_for_the_longest_answer(options, most):
         ({"terms": (1, 2)}, "--terms 1:2: the least is 2"),
         ({"terms": (2, 9)}, "--terms 2:9: the most is 8"),
         ({"range": (5, 1)}, "--range 5:1: the first bound is above the second"),
+        ({"range": (1, 10**16)}, "--range 1:10000000000000000: the bounds lie beyond 1000000000000000"),
         ({"operators": ("+", "/")}, "--operators +,/: expected some of +,-,*"),
         ({"format": "text"}, "--format 'text': expected one of few-shot, chat"),
         ({"target": (1, 2)}, "--target does not apply to the family arithmetic"),
@@ -171,6 +172,13 @@ def test_there_is_room_for_the_longest_answer(options, most):
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         make(1, **options)
+
+
+def test_large_values_are_texts():
+    for task in make(20, terms=(8, 8), range=(1000, 9999), operators=("*",)):
+        assert isinstance(task.reference, str)
+        assert int(task.reference) == eval(expression(task))
+        assert task.sampling["max_tokens"] > len(task.reference)
 
 
 def test_verifier_options_reach_the_task():

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from strop.core.errors import UsageError
+from strop.core.errors import UsageError, Where
 from strop.core.records import Record, Task
 from strop.core.tasks.families import FamilyOptions, open_family
 from strop.core.tasks.gym import gym_names, gym_version
@@ -90,7 +90,7 @@ def tasks(name, numbers=range(3), seed=1, **options):
 
 
 def judge(verifiers, task, response):
-    record = Record.parse(Record.make("task", task).encode().decode(), None)
+    record = Record.parse(Record.make("task", task).encode().decode(), Where("tasks.jsonl", 1))
     return verifiers.verify(response, record, record.view(Task))
 
 
@@ -117,6 +117,16 @@ def test_tasks_and_verdicts():
         text = tasks("chain_sum", format="text")[0]
         assert isinstance(text.prompt, str)
         assert judge(verifiers, text, text.reference["entry"]["answer"] + "\n").success
+
+
+def test_a_scorer_that_takes_nonsense_is_told_of():
+    for name, told in (("game_of_life_halting", True), ("gcd", False)):
+        family = open_family(f"reasoning-gym:{name}", FamilyOptions())
+        for i in range(2):
+            family.make(i, 1)
+        family.close()
+        assert len(family.notices) == told
+        assert all("gives 'I would rather not say.' full marks" in notice for notice in family.notices)
 
 
 def test_stateless_and_split():
