@@ -115,6 +115,7 @@ def command(
         raise UsageError("--k goes with --metrics")
     ks = None if not metrics else [] if k is None else parse_ks(k)
     _check(options, makes=makes, adaptive=adaptive, metrics=metrics, contiguous=contiguous)
+    plan = options.plan(chosen) if adaptive else None
     fixed = attempts or opt.DEFAULT_ATTEMPTS
     stops = None if stop is None else tuple(text.replace("\\n", "\n") for text in stop)
     choice = SamplingChoice(temperature, top_p, top_k, max_tokens, stops)
@@ -124,7 +125,6 @@ def command(
             model=model, adapter=adapter, engine=engine, endpoint=endpoint, device=device, dtype=dtype,
             gpu_memory=gpu_memory, max_context=max_context, offline=offline, seed=seed,
         )  # fmt: skip
-    plan = options.plan(chosen, policy) if adaptive else None
     if io.dry_run:
         _dry_run(io, chosen, plan, fixed, policy, choice)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from strop.core.streams import read_records
 from strop.core.tasks.adaptive import Plan, cheapest_plan, confidence_plan, default_round_size, fixed_errors
 from strop.core.tasks.calibration import Rule
 from strop.core.tasks.prior import NAMED, BetaMixture, count_records, fit_mixture, parse_components, with_doubt
-
-if TYPE_CHECKING:
-    from strop.core.engines.open import EngineOptions
 
 DEFAULT_ATTEMPTS = 8
 
@@ -102,8 +99,8 @@ RoundSize = Annotated[
     typer.Option(
         "--round-size",
         min=0,
-        help="--adaptive: attempts at a task between two looks at it; fewer save more attempts and take more turns. 0: "
-        "4; with the engine transformers 8, the rows it computes in any case, if -n is 16 or more.",
+        help="--adaptive: attempts at a task between two looks at it; fewer save a few more attempts and take more "
+        "turns. 0: 4, or half of -n if that is less.",
     ),
 ]
 Prior = Annotated[
@@ -136,12 +133,12 @@ class AdaptiveOptions:
     round_size: int
     prior: str
 
-    def plan(self, rule: Rule, policy: EngineOptions | None) -> Plan:
-        """The stopping plan they ask for, for attempts by `policy` (None: a replay). Raises UsageError."""
+    def plan(self, rule: Rule) -> Plan:
+        """The stopping plan they ask for. Raises UsageError."""
         attempts = self.attempts or DEFAULT_ATTEMPTS
         prior = open_prior(self.prior)
         most = self.max_attempts or 2 * attempts
-        size = self.round_size or min(most, default_round_size(attempts, _block_rows(policy)))
+        size = self.round_size or min(most, default_round_size(attempts))
         if self.confidence is not None:
             return confidence_plan(rule, prior, confidence=self.confidence, max_attempts=most, round_size=size)
         if rule.band is None:
@@ -155,19 +152,6 @@ class AdaptiveOptions:
         named = [name for name, value in given.items() if value]
         if named:
             raise UsageError(f"{named[0]} goes with --adaptive")
-
-
-def _block_rows(policy: EngineOptions | None) -> int:
-    """How many samples of a task the policy's engine computes at once whether they are wanted or not."""
-    if policy is None:
-        return 1
-    from strop.core.engines.open import choose_engine
-
-    if choose_engine(policy) != "transformers":
-        return 1
-    from strop.core.engines.transformers import ROWS
-
-    return policy.batch_rows or ROWS
 
 
 def open_prior(text: str) -> BetaMixture:

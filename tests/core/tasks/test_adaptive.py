@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from strop.core.errors import UsageError
 from strop.core.tasks.adaptive import (
     Progress,
-    check_prior,
     cheapest_plan,
+    check_prior,
     confidence_plan,
     default_round_size,
     fixed_errors,
@@ -210,12 +210,9 @@ def test_a_replay_makes_the_attempts_that_a_run_would_have_made():
         assert plan.settled(used.successes, used.attempts) or used.attempts == 32
 
 
-@pytest.mark.parametrize(
-    ("attempts", "rows", "size"),
-    [(1, 1, 1), (3, 1, 1), (4, 1, 2), (8, 1, 4), (64, 1, 4), (8, 8, 4), (16, 8, 8), (64, 8, 8)],
-)
-def test_rounds_are_of_four_or_of_whole_blocks(attempts, rows, size):
-    assert default_round_size(attempts, rows) == size
+@pytest.mark.parametrize(("attempts", "size"), [(1, 1), (3, 1), (4, 2), (8, 4), (64, 4)])
+def test_rounds_are_of_four_or_less(attempts, size):
+    assert default_round_size(attempts) == size
 
 
 def test_a_replay_that_runs_out_is_not_settled():
