@@ -107,6 +107,7 @@ def test_rejects_without_keep_going_is_a_usage_error(run_strop, filter_args):
         '{"kind":"x","text":"a\u2028b\u2029c\u0085d"}'.encode(),
         b'{"kind":"x","text":"a\\u000bb\\u000cc\\rd\\u001ce"}',
         b'{"kind":"x",  "spaces" : [ 1 , 2 ] , "id":"x"}',
+        b'{"kind":"x","twice":1,"twice":"two"}',
         '{"kind":"x","emoji":"\U0001f600"}'.encode(),
     ],
 )
@@ -120,6 +121,19 @@ def test_numbers_of_unread_fields_are_not_evaluated(run_strop):
     done = run_strop(["advantage", "--grpo"], "\n".join(records).encode())
     assert done.stdout.count(b'"huge": 1e999') + done.stdout.count(b'"huge":1e999') == 4
     assert done.stdout.count(b"0.1000") == 4
+
+
+def test_of_a_field_that_occurs_twice_the_last_one_counts(run_strop):
+    records = [json.dumps(r)[:-1] + f', "reward": {i}.0}}' for i, r in enumerate(group())]
+    got = run_strop(["advantage", "--grpo", "--no-std"], "\n".join(records).encode()).records
+    assert [r["advantage"] for r in got] == [-1.5, -0.5, 0.5, 1.5]
+
+
+def test_a_field_may_change_its_type_from_line_to_line(run_strop, filter_args):
+    values = [None, 1, "text", {"late": [1.5, None]}]
+    records = [{**record, "extra": value} for record, value in zip(group(), values, strict=True)]
+    got = [r for r in run_strop(filter_args, records).records if r["kind"] == "rollout"]
+    assert [r["extra"] for r in got] == values
 
 
 def test_separators_that_are_not_line_ends(run_strop, filter_args):
