@@ -34,6 +34,12 @@ CLEANUP_LIMIT_S = 10
 EX_OK, EX_USAGE, EX_SOFTWARE, EX_IOERR = 0, 2, 70, 74
 
 
+class Messages:
+    """How messages leave; the session switches to JSON lines for --log-json."""
+
+    as_json = False
+
+
 class Stopped(BaseException):
     """A signal asked the tool to stop; a BaseException so that no `except Exception` swallows it.
 
@@ -201,8 +207,8 @@ def command_name() -> str:
 
 
 def report_error(error: Exception) -> None:
-    """One line on stderr, or one JSON object where STROP_ERRORS=json."""
-    if os.environ.get("STROP_ERRORS") == "json":
+    """One line on stderr, or one JSON object with --log-json or where STROP_ERRORS=json."""
+    if Messages.as_json or os.environ.get("STROP_ERRORS") == "json":
         import json
 
         where = getattr(error, "where", None)
@@ -210,6 +216,7 @@ def report_error(error: Exception) -> None:
             json.dumps(
                 {
                     "tool": command_name(),
+                    "level": "error",
                     "code": getattr(error, "exit_status", EX_SOFTWARE),
                     "file": where.file if where else None,
                     "line": where.line if where else None,
@@ -223,7 +230,12 @@ def report_error(error: Exception) -> None:
 
 
 def _say(message: str) -> None:
-    _write_err(f"{command_name()}: {message}")
+    if Messages.as_json:
+        import json
+
+        _write_err(json.dumps({"tool": command_name(), "level": "error", "message": message}))
+    else:
+        _write_err(f"{command_name()}: {message}")
 
 
 def _write_err(line: str) -> None:

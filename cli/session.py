@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from strop import __version__
-from strop.cli.main import Stopped, command_name
+from strop.cli.main import Messages, Stopped, command_name
 from strop.cli.progress import Progress
 from strop.cli.shared_options import COMMON, SLOW, Files
 from strop.core.errors import DataError, OutputFailed, UsageError
@@ -48,7 +48,7 @@ class Session:
         self.dry_run: bool = values.get("dry_run", False)
         self.quiet: bool = values["quiet"]
         self.verbose: bool = values["verbose"]
-        self._log_json: bool = values["log_json"]
+        self._log_json = Messages.as_json = values["log_json"]
         self._tags = dict(map(_parse_tag, values["tag"]))
         self._only = None if values["only"] is None else set(values["only"].split(","))
         self._rejects_path: Path | None = values["rejects"]

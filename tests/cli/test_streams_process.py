@@ -404,9 +404,13 @@ def test_machine_readable_errors(run_strop, filter_args, tmp_path):
 
 
 def test_messages_as_json_lines(run_strop):
-    done = run_strop(["advantage", "--grpo", "--log-json"], lines(*group(reward=0.5)))
-    for line in done.stderr.splitlines():
-        assert {"tool", "level", "message"} <= set(json.loads(line))
+    source = lines(*group(reward=0.5)) + b"nope\n"
+    for more, status in ([], 65), (["--keep-going"], 1):
+        done = run_strop(["advantage", "--grpo", "--log-json", *more], source, check=False)
+        assert done.status == status
+        messages = [json.loads(line) for line in done.stderr.splitlines()]
+        assert all({"tool", "level", "message"} <= set(message) for message in messages)
+        assert "error" in {message["level"] for message in messages}
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])

@@ -94,6 +94,21 @@ def test_a_usage_error_says_nothing_on_stdout(run_strop):
     assert "'much' is not a valid float" in done.stderr
 
 
+def test_help_opens_the_manual_page(run_strop, tmp_path):
+    man = tmp_path / "man"
+    man.write_text('#!/bin/sh\necho "$@"\n')
+    man.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for names, page in (["advantage"], "strop-advantage.1"), ([], "strop.1"), (["records"], "strop-records.5"):
+        shown = run_strop(["help", *names], env=env).stdout.decode().strip()
+        assert Path(shown).name == page
+        assert Path(shown).exists()
+    assert run_strop(["help", "nonsense"], env=env, check=False).status == 2
+    without = run_strop(["help", "advantage"], env={"PATH": str(tmp_path / "nothing")}, check=False)
+    assert without.status == 69
+    assert "--help" in without.stderr
+
+
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "strop.toml"
