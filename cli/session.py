@@ -197,7 +197,7 @@ class Session:
         if self.quiet and level != "error":
             return
         if self._log_json:
-            line = msgspec.json.encode({"tool": self.tool, "level": level, "message": message})
+            line = msgspec.json.encode({"tool": command_name(), "level": level, "message": message})
         else:
             line = f"{command_name()}: {message}".encode("utf-8", "backslashreplace")
         with contextlib.suppress(OSError, ValueError):
