@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -67,19 +67,17 @@ class Rescorer:
             )
         verdict = self._verify(stored.response, task_record, task)
         before = record.get("reward")
-        for name in ("error", "verdict", "advantage", "credit"):
-            record.fields.pop(name, None)
         if verdict.error is not None:
-            record.fields.pop("reward", None)
-            record.fields.pop("success", None)
-            record.set(error=verdict.error)
+            outcome: dict[str, Any] = {"error": verdict.error}
         else:
-            record.set(reward=verdict.reward, success=verdict.success)
-            if verdict.details:
-                record.set(verdict=verdict.details)
+            outcome = {"reward": verdict.reward, "success": verdict.success}
+            outcome |= {"verdict": verdict.details} if verdict.details else {}
             # In one turn the step's reward is the rollout's; over many turns rewards of steps are not a verifier's.
             if len(stored.steps) == 1:
-                step = {**stored.steps[0], "reward": msgspec.Raw(msgspec.json.encode(verdict.reward))}
-                record.set(steps=[step])
+                outcome["steps"] = [{**stored.steps[0], "reward": verdict.reward}]
+        # What the old verdict said, and credit that was given for it, must not outlive it.
+        for name in {"error", "reward", "success", "verdict", "advantage", "credit"} - set(outcome):
+            record.fields.pop(name, None)
+        record.set(**outcome)
         self.num_rescored += 1
         self.num_changed += before != record.get("reward")
