@@ -180,6 +180,30 @@ def command(
 
     Rollouts are used up, not passed on: what comes out are metric records of each update and a checkpoint record for
     each checkpoint. A batch is so many complete groups; its gradient is the same however the tokens are packed.
+
+    \b
+    Examples:
+      strop advantage --grpo rollouts.jsonl | strop train --model M --lora 16 --out runs/1
+      strop train --model M --from runs/1 --out runs/2 --loss dppo --batch-groups 32 credited.jsonl
+      strop train --model M --lora 0 --loss sft --epochs 2 --out runs/sft examples.jsonl
+      strop rollout --model M --adapter runs/1 -n 8 tasks.jsonl
+
+    \b
+    Input fields:
+      rollout: id, group, group_size, chunks (token_ids, sampled, logprobs, advantages), steps (span,
+      chunk, advantage), advantage, sampling, error; with --loss sft also success
+      sft: id, prompt, response; or token_ids with the trained spans
+
+    \b
+    Output fields:
+      metric (of an update): loss, grad_norm, clip_share, mask_share, entropy, kl_reference,
+      kl_rollout, logprob_gap_mean, logprob_gap_max, groups_without_signal_share, trained_tokens,
+      tokens, tokens_per_s, rollouts, seconds
+      checkpoint: path, version, base, sha256
+
+    \b
+    Memory:
+      the model, its optimiser state, one batch, and the activations of --pack-tokens tokens.
     """
     loss_options = LossOptions(
         loss, clip_low, clip_high, dppo_low, dppo_high, dppo_ratio, kl_coef, kl_estimator, entropy_coef, mismatch_cap
