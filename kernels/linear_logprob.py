@@ -19,6 +19,8 @@ from torch import Tensor
 # is converted to float32 once per token block.
 BLOCK_TOKENS = 2048
 BLOCK_VOCAB = 4096
+# Products of narrow operands into float32 came to torch.mm with 2.8; before, the operands are converted.
+NARROW_PRODUCTS = torch.__version__ >= (2, 8)  # type: ignore[operator]
 
 
 def linear_logprob(
@@ -93,7 +95,7 @@ def _operand(tensor: Tensor) -> Tensor:
     A CPU's bfloat16 product rounds its result to bfloat16 (an error of 0.06 on a logit of 16) and, where the CPU has no
     bfloat16 instructions, is also many times slower than the converted one.
     """
-    return tensor if tensor.is_cuda else tensor.to(_wide(tensor.dtype))
+    return tensor if tensor.is_cuda and NARROW_PRODUCTS else tensor.to(_wide(tensor.dtype))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

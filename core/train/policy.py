@@ -44,10 +44,14 @@ class Policy:
     """A causal model whose trained positions are scored from hidden states; only those meet the output matrix.
 
     `reference` is another model to hold the policy to; None means the policy with its adapter switched off.
+    `compute_dtype` below float32 runs a float32 model under autocast: narrow products, weights and updates kept wide.
     """
 
-    def __init__(self, model: Any, *, reference: Any = None) -> None:
+    def __init__(self, model: Any, *, reference: Any = None, compute_dtype: str | None = None) -> None:
+        import torch
+
         self.model = model
+        self._narrow = getattr(torch, compute_dtype) if compute_dtype in ("bfloat16", "float16") else None
         self.is_lora = hasattr(model, "get_base_model")
         self.can_pack = probe(model)
         self._reference = reference
@@ -131,14 +135,19 @@ class Policy:
         return logprobs
 
     def _score(self, model: Any, batch: PackBatch, *, return_entropy: bool, entropy_grad: bool) -> tuple[Tensor, ...]:
+        import torch
+
         from strop.kernels.linear_logprob import linear_logprob
 
         head = output_head(model)
-        with packed_attention(model):
+        narrow = self._narrow
+        autocast = nullcontext() if narrow is None else torch.autocast(self.device.type, narrow)
+        with packed_attention(model), autocast:
             hidden = hidden_states(model, batch.token_ids)
+        weight = head.weight if narrow is None else head.weight.to(narrow)
         return linear_logprob(
-            hidden[batch.rows].to(head.weight.dtype),
-            head.weight,
+            hidden[batch.rows].to(weight.dtype),
+            weight,
             batch.targets,
             temperature=batch.temperature * head.divisor,
             bias=head.bias,
@@ -177,13 +186,3 @@ def load_lora(model: Any, folder: Path) -> Any:
         parameter.requires_grad_("lora_" in name)
     return loaded
 
-
-def unfreeze(model: Any) -> Any:
-    """All parameters move, kept in float32: a bfloat16 weight would lose updates smaller than 1/256 of itself."""
-    import torch
-
-    if next(model.parameters()).dtype in (torch.bfloat16, torch.float16):
-        model = model.float()
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
-    return model

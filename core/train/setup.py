@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.core.errors import UsageError
-from strop.core.train.policy import LoraOptions, Policy, add_lora, load_lora, unfreeze
+from strop.core.train.policy import LoraOptions, Policy, add_lora, load_lora
 
 if TYPE_CHECKING:
     from strop.core.models.load import ModelPath
@@ -40,6 +40,13 @@ class SetupOptions:
     dtype: str = "auto"
     offline: bool = False
     seed: int = 0
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether all parameters move: as the checkpoint says, else as the options do."""
+        if self.start is not None:
+            return self.start.about.lora_rank is None
+        return self.lora is None and self.adapter is None
 
 
 class Opener:
@@ -92,35 +99,32 @@ class Setup:
 
 def open_policy(options: SetupOptions, base: ModelPath) -> Setup:
     """Loads the model and what is trained of it. Raises UsageError, Unavailable."""
-    from strop.core.models.load import load_model, resolve_model
-
-    start = options.start
     _check_kind(options)
-    if start is not None and start.about.lora_rank is None:
-        weights = resolve_model(str(start.path), offline=True)
-        model = unfreeze(load_model(weights, device=options.device, dtype=options.dtype))
-    else:
-        model = load_model(base, device=options.device, dtype=options.dtype)
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
-        model = _with_adapter(model, options, base)
-    is_lora = hasattr(model, "get_base_model")
-    reference = None
-    if options.needs_reference and not is_lora:
-        reference = load_model(base, device=options.device, dtype=options.dtype).requires_grad_(False)
-    rank = int(model.active_peft_config.r) if is_lora else None
-    if is_lora:
-        model.active_peft_config.base_model_name_or_path = _name_for_peft(base)
-    return Setup(Policy(model, reference=reference), base, rank, lambda folder: _save(model, base, folder))
+    if options.trains_all:
+        return _open_full(options, base)
+    from strop.core.models.load import load_model
+
+    model = _with_adapter(load_model(base, device=options.device, dtype=options.dtype), options, base)
+    model.active_peft_config.base_model_name_or_path = _name_for_peft(base)
+    rank = int(model.active_peft_config.r)
+    return Setup(Policy(model), base, rank, lambda folder: _save(model, base, folder))
+
+
+def _open_full(options: SetupOptions, base: ModelPath) -> Setup:
+    """All parameters move. They are kept in float32, since a bfloat16 weight loses updates below 1/256 of itself."""
+    from strop.core.models.load import choose_device, choose_dtype, load_model, resolve_model
+
+    weights = base if options.start is None else resolve_model(str(options.start.path), offline=True)
+    model = load_model(weights, device=options.device, dtype="float32").requires_grad_(True)
+    reference = load_model(base, device=options.device, dtype="float32") if options.needs_reference else None
+    compute = choose_dtype(options.dtype, choose_device(options.device))
+    policy = Policy(model, reference=reference, compute_dtype=compute)
+    return Setup(policy, base, None, lambda folder: _save(model, base, folder))
 
 
 def _check_kind(options: SetupOptions) -> None:
     start = options.start
-    if start is None:
-        return
-    if options.adapter is not None:
-        raise UsageError("--from brings the weights to go on with; leave --adapter out")
-    if not options.lora_given:
+    if start is None or not options.lora_given:
         return
     rank = options.lora.rank if options.lora else None
     if rank != start.about.lora_rank:
@@ -142,8 +146,7 @@ def _with_adapter(model: Any, options: SetupOptions, base: ModelPath) -> Any:
         if options.lora_given and (options.lora is None or options.lora.rank != rank):
             raise UsageError(f"--lora {options.lora.rank if options.lora else 0}, but the adapter has rank {rank}")
         return model
-    if options.lora is None:
-        return unfreeze(model)
+    assert options.lora is not None
     return add_lora(model, options.lora, seed=options.seed)
 
 

@@ -60,14 +60,32 @@ def test_float32_agrees_to_rounding(lora_policy, random_examples):
 
 
 def test_full_parameters_agree_too(tiny_llama, random_examples):
-    from strop.core.train.policy import Policy, unfreeze
+    from strop.core.train.policy import Policy
 
-    policy = Policy(unfreeze(tiny_llama()))
+    policy = Policy(tiny_llama().requires_grad_(True))
     examples = random_examples(5)
     value, gradient, _ = measure(policy, examples, LossOptions("ppo", entropy_coef=0.1), pack_tokens=4096)
     again, other, _ = measure(policy, examples, LossOptions("ppo", entropy_coef=0.1), pack_tokens=8)
     assert again == pytest.approx(value, abs=1e-7)
     assert_same_gradient(other, gradient)
+
+
+def test_all_parameters_in_bfloat16_are_kept_in_float32(tiny_llama, random_examples):
+    """Autocast: the gradient is that of float32 to bfloat16's accuracy, and small updates are not lost."""
+    from strop.core.train.policy import Policy
+
+    examples, loss = random_examples(5), LossOptions("ppo")
+    wide = tiny_llama("float32").requires_grad_(True)
+    narrow = tiny_llama("float32").requires_grad_(True)
+    value, gradient, _ = measure(Policy(wide), examples, loss)
+    policy = Policy(narrow, compute_dtype="bfloat16")
+    again, other, _ = measure(policy, examples, loss)
+    assert value != again == pytest.approx(value, abs=0.02)
+    assert torch.nn.functional.cosine_similarity(gradient, other, dim=0) > 0.99
+    before = narrow.model.norm.weight.detach().clone()
+    Trainer(policy, loss, OptimOptions(lr=1e-5)).update(examples)
+    assert narrow.model.norm.weight.dtype == torch.float32
+    assert (narrow.model.norm.weight != before).all()
 
 
 def padded_loss(model, examples, temperature):
@@ -228,9 +246,9 @@ def test_reference_is_the_model_without_its_adapter(lora_policy, random_examples
 
 def test_a_model_that_mixes_tokens_otherwise_is_not_packed(tiny_llama, random_examples):
     """A layer that looks back across the pack: found by the probe, and then each sequence goes alone."""
-    from strop.core.train.policy import Policy, unfreeze
+    from strop.core.train.policy import Policy
 
-    model = unfreeze(tiny_llama())
+    model = tiny_llama().requires_grad_(True)
     inner = model.model.layers[0].forward
 
     def leaky(hidden_states, *args, **more):

@@ -75,6 +75,14 @@ def test_dppo_thresholds_are_separate():
     assert dppo_drops(p, q, advantages, low=0.1, high=0.2).tolist() == [False, True]
 
 
+def test_dppo_rule_on_the_numbers_that_slime_tests():
+    """The case of slime's own test of `dppo_binary_tv`, bounds 0.2 and 0.28 (public repository THUDM/slime)."""
+    p, q, advantages = numbers(0.35, 0.1, 0.9, 0.2), numbers(0.1, 0.4, 0.5, 0.7), numbers(1, -1, 1, -1)
+    assert dppo_drops(p, q, advantages, low=0.2, high=0.28).tolist() == [False, True, True, True]
+    result = dppo(p.log(), q.log(), advantages, low=0.2, high=0.28, ratio="stable-rl")
+    torch.testing.assert_close(result.loss, numbers(-3.5 * math.log(0.35), 0, 0, 0))
+
+
 def test_dppo_ratio_forms_have_the_same_gradient_until_the_cap_of_ten():
     grads = {}
     for form in ("frognano", "stable-rl"):
