@@ -192,11 +192,11 @@ def command(
     Input fields:
       rollout: id, group, group_size, chunks (token_ids, sampled, logprobs, advantages), steps (span,
       chunk, advantage), advantage, sampling, error; with --loss sft also success
-      sft: id, prompt, response; or token_ids with the trained spans
+      sft: id, prompt, response; or token_ids and trained (the spans)
 
     \b
     Output fields:
-      metric (of an update): loss, grad_norm, clip_share, mask_share, entropy, kl_reference,
+      metric (of an update): loss, lr, grad_norm, clip_share, mask_share, entropy, kl_reference,
       kl_rollout, logprob_gap_mean, logprob_gap_max, groups_without_signal_share, trained_tokens,
       tokens, tokens_per_s, rollouts, seconds
       checkpoint: path, version, base, sha256
