@@ -1,4 +1,8 @@
-"""Drawing tokens: temperature, top-k, top-p, and uniforms that belong to one sample alone."""
+"""Drawing tokens: temperature, top-k, top-p, and uniforms that belong to one sample alone.
+
+In numpy and on one row at a time, so that a draw depends on its own logits and uniform and on nothing else: torch
+splits sums by the shape of the batch and the number of threads.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from strop.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy.typing import NDArray
 
     from strop.core.records import Sampling
 
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 UNIFORMS_AHEAD = 64
 # Log-probabilities are recorded to 1e-7 nats, which is finer than float32 holds them.
 LOGPROB_DIGITS = 7
+# The cumulative sum is made over blocks first and then inside one block: a seventh of the time of a whole one.
+BLOCK = 256
 
 
 class Uniforms:
@@ -58,52 +64,66 @@ def logprobs_mode(sampling: Sampling) -> str:
     return "raw" if sampling.temperature == 0 else "scaled"
 
 
-def draw(logits_V: Tensor, sampling: Sampling, uniforms: Uniforms) -> tuple[int, float]:
-    """One token and its log-probability (nats) over the whole vocabulary, from one row of finite logits.
+def draw(logits_V: NDArray[Any], sampling: Sampling, uniforms: Uniforms) -> tuple[int, float]:
+    """One token and its log-probability (nats) over the whole vocabulary, from one row of float32 logits.
 
     Temperature 0 takes the first of the largest logits and reports the log-probability at temperature 1. Otherwise the
-    logits are divided by the temperature, the `top_k` largest are kept (0: all; of equal ones those with smaller ids),
-    then the smallest set of the likeliest tokens whose mass reaches `top_p`, and a uniform u picks the first token, in
-    order of ids, whose cumulative mass exceeds u. All in float64. Top-p is measured after top-k, as in transformers and
-    vLLM. The log-probability is that of the unfiltered distribution.
+    logits are divided by the temperature, the `top_k` largest are kept (0: all), then the smallest set of the likeliest
+    tokens whose mass reaches the share `top_p` of what is left, and a uniform u picks the first token, in order of ids,
+    at which the cumulative mass exceeds u. Of equally likely tokens those with smaller ids are kept. Top-p is measured
+    after top-k, as in transformers and vLLM. The log-probability is that of the unfiltered distribution. Exponentials
+    are float32, sums float64: what is lost is below 1e-6 of a probability. Raises ValueError if the largest logit is
+    not a finite number.
     """
-    import torch
+    import numpy as np
 
-    logits_V = logits_V.to(torch.float64)
+    largest = float(logits_V.max())
+    if not math.isfinite(largest):
+        raise ValueError(f"the largest logit is {largest}")
+    shifted_V = logits_V.astype(np.float64)
+    shifted_V -= largest
+    if sampling.temperature not in (0, 1):
+        shifted_V /= sampling.temperature
+    probs_V = np.exp(shifted_V.astype(np.float32))
+    log_total = math.log(float(probs_V.sum(dtype=np.float64)))
     if sampling.temperature == 0:
         token = int(logits_V.argmax())
-        return token, _recorded(logits_V[token] - logits_V.logsumexp(0))
-    scaled_V = logits_V / sampling.temperature
-    total = scaled_V.logsumexp(0)
-    probs_V = (scaled_V - total).exp_()
-    token = _inverse_cdf(_filtered(probs_V, sampling), uniforms.next())
-    return token, _recorded(scaled_V[token] - total)
+    else:
+        token = _inverse_cdf(_filtered(probs_V, sampling), uniforms.next())
+    # -0.0 would be written as such.
+    return token, min(0.0, round(float(shifted_V[token]) - log_total, LOGPROB_DIGITS)) + 0.0
 
 
-def _filtered(probs_V: Tensor, sampling: Sampling) -> Tensor:
-    """The probabilities with those of excluded tokens set to zero; the rest is not renormalised."""
-    import torch
+def _filtered(probs_V: NDArray[Any], sampling: Sampling) -> NDArray[Any]:
+    """The masses with those of excluded tokens set to zero; the rest is not renormalised."""
+    import numpy as np
 
-    has_k = 0 < sampling.top_k < probs_V.shape[0]
-    if not has_k and sampling.top_p >= 1:
+    kept = min(sampling.top_k or len(probs_V), len(probs_V))
+    if kept == len(probs_V) and sampling.top_p >= 1:
         return probs_V
-    sorted_V, order_V = torch.sort(probs_V, descending=True, stable=True)
-    kept = sampling.top_k if has_k else probs_V.shape[0]
+    sorted_V = np.sort(probs_V)[::-1]
     if sampling.top_p < 1:
-        mass_V = sorted_V[:kept].cumsum(0)
-        kept = min(kept, int((mass_V < sampling.top_p * mass_V[-1]).sum()) + 1)
-    return torch.zeros_like(probs_V).index_copy_(0, order_V[:kept], sorted_V[:kept])
+        mass_V = sorted_V[:kept].cumsum(dtype=np.float64)
+        kept = int(np.searchsorted(mass_V, sampling.top_p * mass_V[-1])) + 1
+    least = sorted_V[kept - 1]
+    is_kept_V = probs_V > least
+    equal = np.flatnonzero(probs_V == least)
+    is_kept_V[equal[: kept - int(is_kept_V.sum())]] = True
+    return np.where(is_kept_V, probs_V, np.float32(0))
 
 
-def _inverse_cdf(probs_V: Tensor, uniform: float) -> int:
-    import torch
+def _inverse_cdf(probs_V: NDArray[Any], uniform: float) -> int:
+    """The first index at which the cumulative mass exceeds `uniform` times the whole; its own mass is not zero."""
+    import numpy as np
 
-    mass_V = probs_V.cumsum(0)
-    target = uniform * mass_V[-1]
-    # Rounding could lead past the last token with any mass; the first that holds all of it is the last such token.
-    token = int(torch.searchsorted(mass_V, target, right=True))
-    return min(token, int(torch.searchsorted(mass_V, mass_V[-1])))
-
-
-def _recorded(logprob: Any) -> float:
-    return round(float(logprob), LOGPROB_DIGITS)
+    starts = np.arange(0, len(probs_V), BLOCK)
+    mass_of_blocks = np.add.reduceat(probs_V, starts, dtype=np.float64).cumsum()
+    target = uniform * mass_of_blocks[-1]
+    block = min(int(np.searchsorted(mass_of_blocks, target, side="right")), len(starts) - 1)
+    before = mass_of_blocks[block - 1] if block else 0.0
+    inside = probs_V[starts[block] : starts[block] + BLOCK]
+    index = int(np.searchsorted(before + inside.cumsum(dtype=np.float64), target, side="right"))
+    if index == len(inside):
+        # The two sums round differently: the target lies within a rounding of the block's end.
+        index = int(np.flatnonzero(inside)[-1])
+    return int(starts[block]) + index

@@ -33,12 +33,12 @@ class StopFinder:
             return False
         self._ids.append(token)
         start = max(0, self._settled - OVERLAP_TOKENS)
-        before = self._tokenizer.decode(self._ids[start : self._settled])
         text = self._tokenizer.decode(self._ids[start:])
         if text.endswith(UNFINISHED) and len(self._ids) - self._settled < OVERLAP_TOKENS:
+            # The rest of a character comes with the next tokens.
             return False
-        news = text[len(before) :]
+        before = self._tokenizer.decode(self._ids[start : self._settled]).rstrip(UNFINISHED)
         self._settled = len(self._ids)
-        seen = self._tail + news
-        self._tail = seen[-(self._longest - 1) :] if self._longest > 1 else ""
+        seen = self._tail + text[len(before) :]
+        self._tail = seen.rstrip(UNFINISHED)[-(self._longest - 1) :] if self._longest > 1 else ""
         return any(stop in seen for stop in self._stops)

@@ -1,41 +1,40 @@
 """The embedded engine: transformers' forward, our own sampler, and samples that do not depend on their batch mates.
 
-Requests with one prompt form a group. Its prompt is computed once, as a batch of one, and its keys and values are
-expanded to a block of a fixed number of rows; a sample sits in the row that its own index names. Rows that are absent
-or finished are computed along, so every product has the same shape whoever else is there: nothing is padded, and
-nothing depends on neighbours, on the order of arrival, or on what was done in an earlier run.
+The same seed, prompt, model and machine give a sample the same tokens and log-probabilities to the last bit, whatever
+its neighbours, the order of arrival, the number of requests in flight, or what an earlier run did. core/engines/rows.py
+says how; models that it cannot compute run in core/engines/blocks.py, which is slower and promises the same.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from strop.core.engines.open import EngineOptions, resolve_policy
 from strop.core.engines.protocol import Completion, ModelInfo, Request
-from strop.core.engines.sampler import Uniforms, check_sampling, draw, logprobs_mode
-from strop.core.engines.stops import StopFinder
+from strop.core.engines.sampler import check_sampling, logprobs_mode
+from strop.core.errors import Unavailable
 from strop.core.models.adapters import apply_adapter, merge_adapter, model_info
 from strop.core.models.load import ModelPath, context_length, load_model, load_tokenizer
+from strop.core.models.memory import available_bytes, log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor
-
-    from strop.core.models.tokens import Tokenizer
+    from strop.core.engines.blocks import BlockScheduler
+    from strop.core.engines.schedule import RowScheduler
     from strop.core.records import Sampling
 
-ROWS = 8
+# Samples in flight: on two cores more bring nothing, a GPU wants more.
+SAMPLES_CPU, SAMPLES_CUDA = 64, 256
+# The part of the free memory that keys and values may take.
+CACHE_SHARE = 0.4
 
 
 class TransformersEngine:
-    """Generates with a transformers model in this process; see the module's text for what it promises.
+    """Generates with a transformers model in this process (see core/engines/protocol.py for the methods).
 
-    The weights are loaded when the first request is worked on. `batch_rows` is the number of rows of a block (0: 8).
-    A prompt as long as the context, or longer, ends at once with stop "length" and no tokens.
+    The weights are loaded when the first request is worked on. `batch_rows` is the most samples in flight (0: 64 on a
+    CPU, 256 on a GPU). A prompt as long as the context, or longer, ends at once with stop "length" and no tokens.
     """
 
     name = "transformers"
@@ -44,16 +43,17 @@ class TransformersEngine:
         self, model: ModelPath, info: ModelInfo, *, adapter: Path | None = None, device: str = "auto",
         dtype: str = "auto", max_context: int | None = None, batch_rows: int = 0,
     ) -> None:  # fmt: skip
+        from strop.core.models.load import choose_device
+
         self.info = info
         self.context_length = context_length(model, max_context)
-        self.rows = batch_rows or ROWS
-        self.concurrency = 4 * self.rows
-        self._path, self._adapter, self._device, self._dtype = model, adapter, device, dtype
-        self._tokenizer: Tokenizer | None = None
-        self._model: Any = None
-        self._queue: deque[Request] = deque()
-        self._active: Iterator[list[Completion]] | None = None
-        self._prefix: _Prefix | None = None
+        self._device = choose_device(device)
+        self._max_samples = batch_rows or (SAMPLES_CUDA if self._device.startswith("cuda") else SAMPLES_CPU)
+        # A few more, so that the next prompts are computed while the last samples of the batch end.
+        self.concurrency = self._max_samples + self._max_samples // 4
+        self._path, self._adapter, self._dtype = model, adapter, dtype
+        self._scheduler: RowScheduler | BlockScheduler | None = None
+        self._finished: list[Completion] = []
         self._pending = 0
 
     @classmethod
@@ -66,10 +66,15 @@ class TransformersEngine:
         )  # fmt: skip
 
     def submit(self, request: Request) -> None:
-        """Queues a request. Raises UsageError for numbers that mean nothing."""
+        """Queues a request. Raises UsageError for numbers that mean nothing, Unavailable for a bad model."""
         check_sampling(request.sampling)
-        self._queue.append(request)
         self._pending += 1
+        if len(request.prompt_ids) >= self.context_length:
+            self._finished.append(Completion(request.key, stop="length"))
+            return
+        if self._scheduler is None:
+            self._scheduler = self._load()
+        self._scheduler.submit(request)
 
     @property
     def pending(self) -> int:
@@ -81,24 +86,24 @@ class TransformersEngine:
         return logprobs_mode(sampling)
 
     def collect(self) -> list[Completion]:
-        """Works on one block of samples until some of them have finished, and returns those."""
-        while self._pending:
-            if self._active is None:
-                self._active = self._run_block(self._next_block())
-            finished = next(self._active, None)
-            if finished is None:
-                self._active = None
-            elif finished:
-                self._pending -= len(finished)
-                return finished
-        return []
+        """Computes steps until a sample has finished. Raises Unavailable when memory runs out."""
+        done, self._finished = self._finished, []
+        try:
+            while not done and self._pending and self._scheduler is not None:
+                done = self._scheduler.step()
+        except (MemoryError, RuntimeError) as error:
+            if "out of memory" not in str(error).lower() and not isinstance(error, MemoryError):
+                raise
+            raise Unavailable("out of memory while generating; a lower --max-context or --concurrency helps") from None
+        self._pending -= len(done)
+        return done
 
     def close(self) -> None:
         """Lets go of the model and of what was queued."""
-        self._active = self._prefix = self._model = self._tokenizer = None
-        self._queue.clear()
+        self._scheduler = None
+        self._finished.clear()
         self._pending = 0
-        _free_device_memory()
+        _free_memory()
 
     def __enter__(self) -> Self:
         """The engine itself; nothing is loaded yet."""
@@ -108,126 +113,44 @@ class TransformersEngine:
         """Closes."""
         self.close()
 
-    def _next_block(self) -> list[Request]:
-        """The oldest request, and those queued that sit in its block, no two in one row."""
-        first = self._queue[0]
-        taken: dict[int, Request] = {}
-        rest: deque[Request] = deque()
-        for request in self._queue:
-            same = request.row // self.rows == first.row // self.rows and request.prompt_ids == first.prompt_ids
-            if same and request.row not in taken:
-                taken[request.row] = request
-            else:
-                rest.append(request)
-        self._queue = rest
-        return list(taken.values())
+    def _load(self) -> RowScheduler | BlockScheduler:
+        from strop.core.engines.blocks import ROWS, BlockScheduler
+        from strop.core.engines.invariance import is_mixture, open_row_model
+        from strop.core.engines.rows import CHUNK
+        from strop.core.engines.schedule import RowScheduler
 
-    def _run_block(self, requests: list[Request]) -> Iterator[list[Completion]]:
-        """Yields, after every step, the completions that finished in it."""
-        import torch
-
-        self._load()
-        assert self._tokenizer is not None
-        prompt_ids = requests[0].prompt_ids
-        budget = self.context_length - len(prompt_ids)
-        if budget <= 0:
-            yield [Completion(request.key, stop="length") for request in requests]
-            return
-        samples = {request.row % self.rows: _Sample(request, self._tokenizer, budget) for request in requests}
-        with torch.inference_mode():
-            if self._prefix is None or self._prefix.prompt_ids != prompt_ids:
-                self._prefix = None
-                self._prefix = _Prefix.compute(self._model, prompt_ids)
-            logits_BV = self._prefix.logits_1V.expand(self.rows, -1)
-            cache = self._prefix.expanded(self.rows)
-        while True:
-            finished = [done for row, sample in samples.items() if (done := sample.take(logits_BV[row])) is not None]
-            samples = {row: sample for row, sample in samples.items() if not sample.is_done}
-            yield finished
-            if not samples:
-                return
-            tokens = [samples[row].token_ids[-1] if row in samples else 0 for row in range(self.rows)]
-            with torch.inference_mode():
-                logits_BV = _step(self._model, torch.tensor(tokens, device=self._model.device)[:, None], cache)
-
-    def _load(self) -> None:
-        if self._model is not None:
-            return
-        self._tokenizer = load_tokenizer(self._path)
+        tokenizer = load_tokenizer(self._path)
         model = load_model(self._path, device=self._device, dtype=self._dtype)
         if self._adapter is not None:
             model = merge_adapter(apply_adapter(model, self._adapter))
-        self._model = model
+        try:
+            rows = open_row_model(model, self._max_samples + CHUNK)
+        except Unavailable as reason:
+            log.info("samples are computed in blocks: %s", reason)
+            num_rows = 1 if is_mixture(model) else ROWS
+            return BlockScheduler(model, tokenizer, context=self.context_length, rows=num_rows)
+        return RowScheduler(
+            rows, tokenizer, context=self.context_length, max_samples=self._max_samples,
+            max_tokens=_cache_tokens(model, self._device),
+        )  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Prefix:
-    """A prompt's keys and values [1, heads, T, D] of each layer, and the logits after its last token."""
+def _cache_tokens(model: Any, device: str) -> int:
+    """How many tokens' keys and values fit into the memory that is free now."""
+    import torch
 
-    prompt_ids: list[int]
-    layers: list[tuple[Tensor, Tensor]]
-    logits_1V: Tensor  # noqa: N815
-    config: Any
-
-    @classmethod
-    def compute(cls, model: Any, prompt_ids: list[int]) -> _Prefix:
-        import torch
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=model.config)
-        logits_1V = _step(model, torch.tensor([prompt_ids], device=model.device), cache)
-        return cls(prompt_ids, [(layer.keys, layer.values) for layer in cache.layers], logits_1V, model.config)
-
-    def expanded(self, rows: int) -> Any:
-        """A cache of `rows` rows that all begin with the prompt."""
-        from transformers import DynamicCache
-
-        pairs = ((keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)) for keys, values in self.layers)
-        return DynamicCache(pairs, config=self.config)
+    if device.startswith("cuda"):
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        free = available_bytes() or 1 << 32
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * heads * size * next(model.parameters()).element_size()
+    return int(free * CACHE_SHARE) // int(each)
 
 
-def _step(model: Any, ids_BT: Tensor, cache: Any) -> Tensor:
-    """Logits [B, V] after the last column of `ids_BT`, whose keys and values go into the cache."""
-    return model(input_ids=ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]  # type: ignore[no-any-return]
-
-
-class _Sample:
-    """One request being answered."""
-
-    def __init__(self, request: Request, tokenizer: Tokenizer, budget: int) -> None:
-        self.request = request
-        self.token_ids: list[int] = []
-        self.is_done = False
-        self._logprobs: list[float] = []
-        self._limit = min(request.sampling.max_tokens, budget)
-        self._eos_ids = tokenizer.eos_ids
-        self._uniforms = Uniforms(request.seed)
-        self._stops = StopFinder(tokenizer, request.sampling.stop)
-
-    def take(self, logits_V: Tensor) -> Completion | None:
-        """Draws the next token; the completion if that was the last."""
-        if not bool(logits_V.isfinite().any()) or bool(logits_V.isnan().any()):
-            self.is_done = True
-            where = f"token {len(self.token_ids)} of the response"
-            return Completion(self.request.key, error=f"the model's logits are not numbers at {where}")
-        token, logprob = draw(logits_V, self.request.sampling, self._uniforms)
-        self.token_ids.append(token)
-        self._logprobs.append(logprob)
-        stop = self._reason(token)
-        if not stop:
-            return None
-        self.is_done = True
-        return Completion(self.request.key, self.token_ids, self._logprobs, stop)
-
-    def _reason(self, token: int) -> str:
-        if token in self._eos_ids:
-            return "eos"
-        if self._stops.found(token):
-            return "stop"
-        return "length" if len(self.token_ids) >= self._limit else ""
-
-
-def _free_device_memory() -> None:
+def _free_memory() -> None:
     import gc
     import sys
 

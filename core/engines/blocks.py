@@ -1,0 +1,105 @@
+"""Samples in blocks of fixed rows: for models that core/engines/rows.py cannot compute.
+
+The requests with one prompt form a group. Its prompt is computed once, as a batch of one, and its keys and values are
+expanded to a block of a fixed number of rows; a sample sits in the row that its own index names. Rows that are absent
+or finished are computed along, so every product has the same shape whoever else is there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from strop.core.engines.protocol import Completion, Request
+from strop.core.engines.samples import Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strop.core.models.tokens import Tokenizer
+
+ROWS = 8
+
+
+class BlockScheduler:
+    """One block after another, in the order of arrival. `rows` is 1 where a row's neighbours would change its bits."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, *, context: int, rows: int = ROWS) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._context = context
+        self._rows = rows
+        self._queue: deque[Request] = deque()
+        self._active: Iterator[list[Completion]] | None = None
+        self._prompt: tuple[list[int], Any, Tensor] | None = None
+
+    def submit(self, request: Request) -> None:
+        """Queues a request whose prompt leaves room in the context."""
+        self._queue.append(request)
+
+    def step(self) -> list[Completion]:
+        """Computes one step of the block under way; the completions that it finished."""
+        if self._active is None:
+            if not self._queue:
+                return []
+            self._active = self._run(self._next_block())
+        finished = next(self._active, None)
+        if finished is None:
+            self._active = None
+        return finished or []
+
+    def _next_block(self) -> dict[int, Request]:
+        """The oldest request, and those queued that sit in its block, no two in one row."""
+        first = self._queue[0]
+        taken: dict[int, Request] = {}
+        rest: deque[Request] = deque()
+        for request in self._queue:
+            same = request.row // self._rows == first.row // self._rows and request.prompt_ids == first.prompt_ids
+            if same and request.row % self._rows not in taken:
+                taken[request.row % self._rows] = request
+            else:
+                rest.append(request)
+        self._queue = rest
+        return taken
+
+    def _run(self, requests: dict[int, Request]) -> Iterator[list[Completion]]:
+        """Yields, after every step, the completions that finished in it."""
+        prompt_ids = next(iter(requests.values())).prompt_ids
+        budget = self._context - len(prompt_ids)
+        samples = {row: Sample(request, self._tokenizer, budget) for row, request in requests.items()}
+        cache, logits_BV = self._prompt_of(prompt_ids)
+        while True:
+            rows_BV = logits_BV.float().cpu().numpy()
+            finished = {row: done for row in samples if (done := samples[row].take(rows_BV[row])) is not None}
+            samples = {row: sample for row, sample in samples.items() if row not in finished}
+            yield list(finished.values())
+            if not samples:
+                return
+            tokens = [samples[row].token_ids[-1] if row in samples else 0 for row in range(self._rows)]
+            logits_BV = self._forward([[token] for token in tokens], cache)
+
+    def _prompt_of(self, prompt_ids: list[int]) -> tuple[Any, Tensor]:
+        """A cache of all rows behind the prompt, and its logits [B, V]; kept for the next block."""
+        import copy
+
+        from transformers import DynamicCache
+
+        if self._prompt is None or self._prompt[0] != prompt_ids:
+            self._prompt = None
+            base = self._model.get_base_model() if hasattr(self._model, "get_base_model") else self._model
+            cache = DynamicCache(config=base.config)
+            self._prompt = prompt_ids, cache, self._forward([prompt_ids], cache)
+        _, cache, logits_1V = self._prompt
+        expanded = copy.deepcopy(cache)
+        expanded.batch_repeat_interleave(self._rows)
+        return expanded, logits_1V.expand(self._rows, -1)
+
+    def _forward(self, ids_BT: list[list[int]], cache: Any) -> Tensor:
+        """Logits [B, V] after the last column, whose keys and values go into the cache."""
+        import torch
+
+        with torch.inference_mode():
+            ids = torch.tensor(ids_BT, device=self._model.device)
+            output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1]  # type: ignore[no-any-return]

@@ -1,0 +1,94 @@
+"""Log-probabilities of tokens that are already there, in packs without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """Tokens as a model saw them, and the half-open spans [start, end) of those to score; no span begins at 0."""
+
+    token_ids: list[int]
+    spans: list[tuple[int, int]]
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions to score, in order."""
+        return [position for start, end in self.spans for position in range(start, end)]
+
+
+def score_tokens(
+    model: Any, sequences: Sequence[TokenSequence], *, temperature: float = 1.0, max_tokens_per_pack: int = 2048
+) -> list[list[float]]:
+    """Log-probabilities (nats, at `temperature`, over the whole vocabulary) of each sequence's spanned tokens.
+
+    Sequences are sorted by length and packed one behind the other, at most `max_tokens_per_pack` tokens together (a
+    longer one goes alone); hidden states of spanned tokens alone meet the output matrix, block by block, so the memory
+    is bounded by the pack and not by tokens times vocabulary. Results come in the order of `sequences`. Raises
+    ValueError for spans outside their sequence, Unavailable for a model that cannot be scored from hidden states.
+    """
+    import torch
+
+    from strop.core.models.packed import probe
+
+    for i, sequence in enumerate(sequences):
+        if any(not 1 <= start <= end <= len(sequence.token_ids) for start, end in sequence.spans):
+            spans = f"sequence {i}: spans {sequence.spans} of {len(sequence.token_ids)} tokens"
+            raise ValueError(f"{spans}; the first token has nothing before it that could predict it")
+    results: list[list[float]] = [[] for _ in sequences]
+    scored = [i for i, sequence in enumerate(sequences) if sequence.positions]
+    limit = max_tokens_per_pack if scored and probe(model) else 0
+    with torch.inference_mode():
+        for pack in packs_of(scored, [len(sequence.token_ids) for sequence in sequences], limit):
+            values = _score_pack(model, [sequences[i] for i in pack], temperature).tolist()
+            for i in pack:
+                num = len(sequences[i].positions)
+                results[i], values = values[:num], values[num:]
+    return results
+
+
+def packs_of(indices: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """The indices in packs of at most `limit` tokens, the longest first; 0 puts each alone.
+
+    >>> packs_of([0, 1, 2], [5, 9, 4], 10)
+    [[1], [0, 2]]
+    """
+    packs: list[list[int]] = []
+    room = 0
+    for i in sorted(indices, key=lambda i: (-lengths[i], i)):
+        if not packs or lengths[i] > room:
+            packs.append([])
+            room = limit
+        packs[-1].append(i)
+        room -= lengths[i]
+    return packs
+
+
+def _score_pack(model: Any, sequences: Sequence[TokenSequence], temperature: float) -> Tensor:
+    import torch
+
+    from strop.core.models.packed import hidden_states, output_head, packed_attention
+    from strop.kernels.linear_logprob import linear_logprob
+
+    # The last token is only predicted, never fed.
+    fed = [sequence.token_ids[: max(sequence.positions)] for sequence in sequences]
+    rows: list[int] = []
+    start = 0
+    for sequence, ids in zip(sequences, fed, strict=True):
+        rows.extend(start + position - 1 for position in sequence.positions)
+        start += len(ids)
+    head = output_head(model)
+    with packed_attention(model):
+        hidden_TH = hidden_states(model, fed)
+    targets = torch.tensor([s.token_ids[p] for s in sequences for p in s.positions], device=hidden_TH.device)
+    (logprobs_T,) = linear_logprob(
+        hidden_TH[rows].to(head.weight.dtype), head.weight, targets, bias=head.bias,
+        temperature=temperature * head.divisor,
+    )  # fmt: skip
+    return logprobs_T
