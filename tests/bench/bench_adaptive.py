@@ -139,7 +139,7 @@ def main() -> None:
         print(row(truth.name, plan_for(8, prior), truth, 8)[0])
     # The line for the table of tests/bench/run.sh.
     print(
-        f"| calibrate --adaptive, attempts saved | {', '.join(saved)} | N = {', '.join(map(str, NUMBERS))} for each task "
+        f"| calibrate --adaptive, attempts saved | {', '.join(saved)} | N = {', '.join(map(str, NUMBERS))} each "
         f"| at least {BAR:.0%}, no more wrong verdicts | {'ok' if met else 'MISSED'} |"
     )
 
