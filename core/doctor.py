@@ -195,7 +195,7 @@ def tool_checks(tools: Iterable[str], parts: Iterable[Check]) -> Iterator[Check]
 
 # Run in a child process. Ones times ones give the inner size exactly, in every dtype that can hold it.
 _DEEP_TORCH = """
-import json, time, torch
+import json, sys, time, torch
 devices = ["cuda"] if torch.cuda.is_available() else ["cpu"]
 results = []
 for device in devices:
@@ -212,7 +212,7 @@ for device in devices:
         name = torch.cuda.get_device_name(0) if device == "cuda" else "cpu"
         results.append({"device": name, "dtype": str(dtype).removeprefix("torch."), "right": right,
                         "gflops": round(2 * 512**3 / best / 1e9, 1)})
-print(json.dumps(results))
+sys.stdout.write(json.dumps(results))
 """
 
 
