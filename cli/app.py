@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 
-from strop.cli import helptext
+from strop.cli import config, helptext
 from strop.cli.main import COMMANDS, EPILOG
 from strop.cli.shared_options import SHARED
 
@@ -55,17 +55,13 @@ class ToolCommand(TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of a call, with the defaults of STROP_CONFIG."""
         if os.environ.get("STROP_CONFIG") and not extra.get("resilient_parsing"):
-            from strop.cli.config import defaults_for
-
-            extra["default_map"] = defaults_for(self.name or "", self.params)
+            extra["default_map"] = config.defaults_for(self.name or "", self.params)
         try:
             return super().make_context(info_name, args, parent=parent, **extra)
         except UsageFailure as failure:
             parameter = getattr(failure, "param", None)
             if parameter is not None and failure.ctx is not None:
-                from strop.cli.config import origin
-
-                place = origin(failure.ctx, parameter)
+                place = config.origin(failure.ctx, parameter)
                 if place not in ("command line", "default"):
                     failure.message = f"{failure.message} (from the {place})"
             raise
@@ -105,13 +101,15 @@ def load_command(name: str) -> Any:
     """The Click command of one tool."""
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     module = import_module(f"strop.cli.{COMMANDS[name][0]}")
-    settings = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": _envvar_prefix(name)}
+    settings = {"help_option_names": ["-h", "--help"]}
     app.command(name, cls=ToolCommand, context_settings=settings)(module.command)
     info = app.registered_commands[0]
     command: Any = get_command_from_info(info, pretty_exceptions_short=True, rich_markup_mode=None)
     for param in command.params:
-        if hasattr(param, "show_envvar"):
-            param.show_envvar = False
+        if param.param_type_name == "option":
+            # By the option's spelling, not by the name of our parameter (--from is `from_`).
+            param.envvar = f"{_envvar_prefix(name)}_{config.long_name(param).upper().replace('-', '_')}"
+        param.show_envvar = False
         if param.metavar is None and not getattr(param, "is_flag", False):
             param.metavar = METAVARS.get(param.type.name)
             choices = getattr(param.type, "choices", ())

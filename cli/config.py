@@ -69,6 +69,12 @@ def _read(source: str) -> dict[str, Any]:
         raise UsageError(f"{source} (named by {VARIABLE}): not TOML: {error}") from None
 
 
+def long_name(parameter: Any) -> str:
+    """What an option is called in files and --show-config: its long spelling; an argument by its own name."""
+    spellings = [str(spelling[2:]) for spelling in parameter.opts if spelling.startswith("--")]
+    return spellings[0] if spellings else str(parameter.name).replace("_", "-")
+
+
 def _plain(key: str) -> str:
     return key.replace("-", "_")
 
@@ -124,7 +130,7 @@ def origin(ctx: Any, parameter: Any) -> str:
     source = ctx.get_parameter_source(parameter.name)
     kind = source.name if source else "DEFAULT"
     if kind == "ENVIRONMENT":
-        return f"environment {ctx.auto_envvar_prefix}_{parameter.name.upper()}"
+        return f"environment {parameter.envvar}"
     if kind == "DEFAULT_MAP":
         return f"file {os.environ.get(VARIABLE, '')}"
     return {"COMMANDLINE": "command line"}.get(kind, "default")

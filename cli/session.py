@@ -281,12 +281,12 @@ def _print_schema(reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
 
 def _print_config(ctx: typer.Context) -> None:
     """Three columns between tabs: the option, its value as JSON, and where it comes from."""
-    from strop.cli.config import NOT_IN_FILES, origin, shown
+    from strop.cli.config import NOT_IN_FILES, long_name, origin, shown
 
     for parameter in ctx.command.params:
         name = parameter.name or ""
         if name not in NOT_IN_FILES:
-            _print(f"{name.replace('_', '-')}\t{shown(name, ctx.params.get(name))}\t{origin(ctx, parameter)}")
+            _print(f"{long_name(parameter)}\t{shown(name, ctx.params.get(name))}\t{origin(ctx, parameter)}")
 
 
 def _print(text: str) -> None:

@@ -139,6 +139,25 @@ def test_a_table_of_a_command_wins_over_the_top(run_strop, config):
     assert shown(run_strop, ["report"], env)["only"][0] == "a"
 
 
+def test_names_are_those_of_the_options(run_strop, config):
+    env = config("[train]\nfrom = 'a'\nlora = 8\n")
+    assert shown(run_strop, ["train"], env)["from"] == ("a", f"file {env['STROP_CONFIG']}")
+    env |= {"STROP_TRAIN_FROM": "b", "STROP_ROLLOUT_SAMPLES": "3"}
+    assert shown(run_strop, ["train"], env)["from"] == ("b", "environment STROP_TRAIN_FROM")
+    assert shown(run_strop, ["rollout"], env)["samples"] == (3, "environment STROP_ROLLOUT_SAMPLES")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_can_be_configured_under_its_own_name(name):
+    from strop.cli.app import load_command
+    from strop.cli.config import NOT_IN_FILES, long_name
+
+    for parameter in load_command(name).params:
+        if parameter.param_type_name == "option" and parameter.name not in NOT_IN_FILES:
+            assert f"--{long_name(parameter)}" in parameter.opts
+            assert parameter.envvar.startswith(f"STROP_{name.upper().replace('-', '_')}_")
+
+
 def test_a_configured_value_really_rules(run_strop, config):
     env = config("[advantage]\ngrpo = true\nstd = false\n")
     got = run_strop(["advantage"], ROLLOUTS, env=env)
