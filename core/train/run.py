@@ -53,6 +53,9 @@ def find_start(out: Path, *, go_on_from: Path | None, resume: bool, options: dic
     here = find_checkpoint(out)
     if resume and here is not None:
         changed = [name for name, value in here.about.options.items() if options.get(name) != value]
+        if changed and here.about.done and go_on_from is not None:
+            # The run there came to its end: this one is another, the next turn of a loop.
+            return Start(find_checkpoint(go_on_from))
         if changed:
             name = changed[0]
             raise UsageError(

@@ -158,6 +158,24 @@ def test_sft_on_text_and_on_successes(train):
     assert "2 no success" in result.stderr
 
 
+def test_rollouts_of_our_own_engine_are_on_policy(run_strop, train, tiny_model, tmp_path):
+    """The whole pipe: the trainer's log-probabilities are those the engine recorded, at a temperature other than 1."""
+    tasks = run_strop(["synth-tasks", "arithmetic", "-n", "2", "--seed", "1"]).stdout
+    args = ["rollout", "--model", tiny_model, "-n", "4", "--max-tokens", "6", "--temperature", "0.7", "--seed", "2"]
+    drawn = run_strop([*args, "--engine", "transformers", "--dtype", "float32"], input=tasks, env=ENV).stdout
+    credited = run_strop(["advantage", "--grpo", "--keep-zero-variance"], input=drawn).stdout
+    first = train("--lr", "1e-2", "--kl-coef", "0.1", "--dtype", "float32", input=credited)
+    values = metrics(first)
+    assert values[1, "logprob_gap_max"] < 1e-4
+    assert values[1, "clip_share"] == 0
+    assert values[1, "rollouts"] == 8
+    # The adapter that came out changes what the next rollouts sample and say of their policy.
+    again = run_strop(
+        [*args, "--engine", "transformers", "--dtype", "float32", "--adapter", tmp_path / "out"], input=tasks, env=ENV
+    ).records
+    assert {record["policy"]["version"] for record in again if record["kind"] == "rollout"} == {1}
+
+
 def test_all_parameters(run_strop, tiny_model, tmp_path):
     out = ["--out", tmp_path / "full"]
     args = ["train", "--model", tiny_model, *out, "--lora", "0", "--kl-coef", "0.1", "--lr", "1e-3"]

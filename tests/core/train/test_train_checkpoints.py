@@ -163,6 +163,14 @@ def test_weights_are_never_overwritten_unasked(base, tmp_path):
         find_start(out, go_on_from=None, resume=False, options={})
     with pytest.raises(UsageError, match="with loss ppo, not sft"):
         find_start(out, go_on_from=None, resume=True, options={"loss": "sft"})
+    # With --from as well it is the next turn of a loop, since the run there is done; unless it is not.
+    assert not find_start(out, go_on_from=out, resume=True, options={"loss": "sft"}).is_resumed
+    assert find_start(out, go_on_from=out, resume=True, options={"loss": "ppo"}).is_resumed
+    unfinished = find_checkpoint(out)
+    unfinished.about.done = False
+    checkpoints.rewrite_about(unfinished)
+    with pytest.raises(UsageError, match="with loss ppo, not sft"):
+        find_start(out, go_on_from=out, resume=True, options={"loss": "sft"})
     with pytest.raises(UsageError, match="no checkpoint"):
         find_start(out, go_on_from=tmp_path / "elsewhere", resume=False, options={})
     empty = tmp_path / "new"
