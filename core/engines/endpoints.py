@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -59,7 +59,7 @@ class Endpoint:
     failed_at: float = -1.0
     rests_until: float = 0.0
     last_failure: str = ""
-    checking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    checking: asyncio.Task[None] | None = None
 
     def succeeded(self) -> None:
         """Notes an answer."""
@@ -91,22 +91,34 @@ class Pool:
         self._down_since: float | None = None
 
     def choose(self, avoid: Endpoint | None = None) -> Endpoint | None:
-        """The least busy endpoint that is not at rest, `avoid` only where it is the only one; None if all rest."""
-        now = time.monotonic()
-        due = [endpoint for endpoint in self.endpoints if not endpoint.excluded and endpoint.rests_until <= now]
-        if any(endpoint.ready for endpoint in due):
+        """The least busy endpoint that is ready, `avoid` only where it is the only one; None if there is none."""
+        ready = [endpoint for endpoint in self.endpoints if endpoint.ready]
+        if ready:
             self._down_since = None
         elif self._down_since is None:
-            self._down_since = now
-        return min(due, key=lambda endpoint: (endpoint is avoid, endpoint.in_flight), default=None)
+            self._down_since = time.monotonic()
+        return min(ready, key=lambda endpoint: (endpoint is avoid, endpoint.in_flight), default=None)
+
+    def rested(self) -> list[Endpoint]:
+        """The endpoints that may have come back: their rest is over, and nobody is looking yet."""
+        now = time.monotonic()
+        return [
+            endpoint
+            for endpoint in self.endpoints
+            if not (endpoint.ready or endpoint.excluded or endpoint.checking) and endpoint.rests_until <= now
+        ]
+
+    def checks(self) -> list[asyncio.Task[None]]:
+        """The looks that are being taken."""
+        return [endpoint.checking for endpoint in self.endpoints if endpoint.checking is not None]
 
     def seconds_to_next(self) -> float:
         """How long until the first endpoint's rest is over."""
-        rests = [endpoint.rests_until for endpoint in self.endpoints if not endpoint.excluded]
+        rests = [endpoint.rests_until for endpoint in self.endpoints if not (endpoint.excluded or endpoint.ready)]
         return max(0.0, min(rests, default=0.0) - time.monotonic())
 
     def seconds_down(self) -> float:
-        """How long no endpoint has been usable, as far as `choose` has seen; endless if all are excluded."""
+        """How long no endpoint has been ready, as far as `choose` has seen; endless if all are excluded."""
         if all(endpoint.excluded for endpoint in self.endpoints):
             return float("inf")
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since

@@ -14,7 +14,6 @@ import logging
 import os
 import queue
 import threading
-import time
 import warnings
 from collections.abc import Coroutine
 from pathlib import Path
@@ -31,6 +30,8 @@ from strop.core.seeds import derive_seed
 
 if TYPE_CHECKING:
     from strop.core.records import Sampling
+
+log = logging.getLogger("strop.engines")
 
 # Samples in flight for each endpoint; vLLM puts what it cannot batch at once into its queue.
 REQUESTS_PER_ENDPOINT = 128
@@ -222,23 +223,32 @@ class ServerEngine:
     async def _take(self, avoid: Endpoint | None) -> Endpoint | None:
         """An endpoint that is ready, counted as busier by one; None when patience is at its end."""
         while True:
+            for rested in self._pool.rested():
+                rested.checking = self._loop.create_task(self._look(rested))
             endpoint = self._pool.choose(avoid)
-            if endpoint is not None and not endpoint.ready:
-                # One request looks whether it is back; the others wait for what it finds.
-                async with endpoint.checking:
-                    if not endpoint.ready and endpoint.rests_until <= time.monotonic():
-                        try:
-                            await self._served.check(endpoint)
-                        except Lasting as error:
-                            endpoint.excluded = str(error)
-                        except Passing:
-                            pass
-            if endpoint is not None and endpoint.ready:
+            if endpoint is not None:
                 endpoint.in_flight += 1
                 return endpoint
-            if self._pool.seconds_down() > self._limits.patience_s:
+            left = self._limits.patience_s - self._pool.seconds_down()
+            if left <= 0:
                 return None
-            await asyncio.sleep(min(self._pool.seconds_to_next(), self._limits.patience_s) + 0.01)
+            if checks := self._pool.checks():
+                await asyncio.wait(checks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(min(self._pool.seconds_to_next(), left) + 0.01)
+
+    async def _look(self, endpoint: Endpoint) -> None:
+        """Sees whether an endpoint that was set aside is back; other requests go on meanwhile."""
+        try:
+            await self._served.check(endpoint)
+            log.warning("%s is back", shown(endpoint.url))
+        except Lasting as error:
+            endpoint.excluded = str(error)
+            log.warning("%s is not used any more: it %s", shown(endpoint.url), error)
+        except Passing:
+            pass
+        finally:
+            endpoint.checking = None
 
     async def _shut(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
