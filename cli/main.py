@@ -158,6 +158,11 @@ def _run(args: list[str]) -> int:
     from strop.cli.app import UsageFailure, build_app
     from strop.core.errors import OutputFailed, StropError, UsageError
 
+    if not sys.warnoptions:
+        # Deprecations inside torch and transformers are their developers' business; `python -W` still shows them.
+        import warnings
+
+        warnings.simplefilter("ignore")
     app: Callable[..., Any] = build_app()
     try:
         result = app(args=args, standalone_mode=False, prog_name="strop")
