@@ -146,7 +146,7 @@ class Side:
 
     def close(self) -> None:
         """Ends the process; vLLM's own ends its children when its input ends."""
-        self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.stdin.close()
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
