@@ -34,11 +34,14 @@ class StopFinder:
         self._ids.append(token)
         start = max(0, self._settled - OVERLAP_TOKENS)
         text = self._tokenizer.decode(self._ids[start:])
-        if text.endswith(UNFINISHED) and len(self._ids) - self._settled < OVERLAP_TOKENS:
-            # The rest of a character comes with the next tokens.
-            return False
         before = self._tokenizer.decode(self._ids[start : self._settled]).rstrip(UNFINISHED)
+        if text.endswith(UNFINISHED) and len(self._ids) - self._settled < OVERLAP_TOKENS:
+            # The rest of a character comes with the next tokens; what stands before it may hold a stop string already.
+            return self._has_stop(self._tail + text[len(before) :].rstrip(UNFINISHED))
         self._settled = len(self._ids)
         seen = self._tail + text[len(before) :]
         self._tail = seen.rstrip(UNFINISHED)[-(self._longest - 1) :] if self._longest > 1 else ""
-        return any(stop in seen for stop in self._stops)
+        return self._has_stop(seen)
+
+    def _has_stop(self, text: str) -> bool:
+        return any(stop in text for stop in self._stops)
