@@ -140,6 +140,7 @@ def load_model(model: ModelPath, *, device: str = "auto", dtype: str = "auto") -
     Raises Unavailable where memory, weights or support for the architecture is missing.
     """
     torch = _torch()
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     quiet_transformers()
@@ -157,7 +158,7 @@ def load_model(model: ModelPath, *, device: str = "auto", dtype: str = "auto") -
         loaded = AutoModelForCausalLM.from_pretrained(
             str(model.path), dtype=getattr(torch, dtype), local_files_only=True, attn_implementation="sdpa"
         )
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
+    except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as error:
         raise Unavailable(f"{model.path}: transformers cannot load this model: {_first_line(error)}") from None
     return loaded.to(device).eval().requires_grad_(False)
 

@@ -57,7 +57,7 @@ class Tokenizer:
         that no template can take.
         """
         if isinstance(prompt, str):
-            return self._single_bos(self.inner(prompt)["input_ids"])
+            return self._single_bos(self._open_ended(prompt))
         return self._single_bos(self.inner(self._render(prompt), add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: list[int]) -> str:
@@ -84,6 +84,16 @@ class Tokenizer:
             message = f"the chat template of {self._source} refuses the messages: {reason}"
             raise DataError(message, field="prompt") from None
         return text
+
+    def _open_ended(self, text: str) -> list[int]:
+        """The ids of a text with what the tokenizer puts before it, but no end token behind: the answer follows."""
+        plain: list[int] = self.inner(text, add_special_tokens=False)["input_ids"]
+        full: list[int] = self.inner(text)["input_ids"]
+        for start in range(len(full) - len(plain) + 1):
+            if full[start : start + len(plain)] == plain:
+                before = full[:start] if plain else [id_ for id_ in full if id_ == self.inner.bos_token_id]
+                return before + plain
+        return full
 
     def _single_bos(self, ids: list[int]) -> list[int]:
         bos = self.inner.bos_token_id
