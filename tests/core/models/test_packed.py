@@ -21,8 +21,7 @@ def llama(**more):
 
 def alone(model):
     with torch.no_grad():
-        outputs = [model.model(input_ids=torch.tensor([ids]), use_cache=False) for ids in SEQUENCES]
-        return torch.cat([output.last_hidden_state[0] for output in outputs])
+        return torch.cat([model.model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES])
 
 
 def together(model):
@@ -51,14 +50,16 @@ def test_a_sliding_window_is_kept_beyond_its_length():
 def test_a_model_that_does_not_hand_the_lengths_on_goes_one_at_a_time():
     model = llama()
     inner = model.model.forward
-    model.model.forward = lambda packed_lengths=None, **more: inner(**more)
+    model.model.forward = lambda input_ids, position_ids=None, use_cache=None: inner(
+        input_ids=input_ids, position_ids=position_ids, use_cache=use_cache
+    )
     assert not probe(model)
     torch.testing.assert_close(together(model), alone(model), rtol=0, atol=1e-5)
 
 
 def test_layers_of_an_unknown_kind_go_one_at_a_time():
     model = llama()
-    model.config.layer_types = ["full_attention", "chunked_attention"]
+    model.config.layer_types = ["full_attention", "linear_attention"]
     assert not probe(model)
     torch.testing.assert_close(together(model), alone(model), rtol=0, atol=1e-5)
 
