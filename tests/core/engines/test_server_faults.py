@@ -626,3 +626,50 @@ print([name for name in ("torch", "transformers", "vllm", "numpy") if name in sy
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, timeout=60, check=True
     )
     assert done.stdout.split("\n")[:2] == ["None", "[]"]
+
+
+TASKS = [
+    {"kind": "task", "id": f"t{i}", "prompt": f"{i}+1=", "reference": i + 1, "verifier": {"name": "number"}}
+    for i in range(3)
+]
+
+
+def rollout(run_strop, server, model, *more, input=TASKS):
+    url = server if isinstance(server, str) else server.url
+    args = ["rollout", "--model", model, "--endpoint", url, "-n", 4, "--seed", 1, "--max-tokens", 4, *more]
+    return run_strop(args, input, check=False)
+
+
+def test_the_command_gets_over_500_and_loses_no_sample(start, run_strop, tiny_model):
+    server = start(name=str(tiny_model), fault=lambda handler, number, body: 500 if number % 3 == 1 else None)
+    done = rollout(run_strop, server, tiny_model)
+    assert (done.status, "error" in done.stderr) == (0, False)
+    rollouts = [record for record in done.records if record["kind"] == "rollout"]
+    assert [record["sample"] for record in rollouts] == [0, 1, 2, 3] * 3
+    assert len({record["id"] for record in rollouts}) == 12
+    assert all(len(record["chunks"][0]["logprobs"]) == 4 and "error" not in record for record in rollouts)
+    assert {record["sampling"].get("logprobs", "scaled") for record in rollouts} == {"scaled"}
+    seeds = {body["seed"] for body in server.seen}
+    assert {record["seed"] for record in rollouts} == seeds
+
+
+def test_the_command_says_in_a_line_that_no_server_answers(start, run_strop, tiny_model):
+    gone = start()
+    gone.stop()
+    done = rollout(run_strop, gone.url, tiny_model)
+    assert done.status == 69
+    assert not [record for record in done.records if record["kind"] == "rollout"]
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"strop rollout: no server can be used: {gone.url}: ConnectError")
+
+
+def test_the_command_names_wrong_values_and_makes_no_reward_of_them(start, run_strop, tiny_model):
+    bad = change_values([-1.0, None, -3.0, -4.0])
+    server = start(name=str(tiny_model), fault=lambda handler, number, body: bad if body["seed"] % 2 else None)
+    done = rollout(run_strop, server, tiny_model)
+    rollouts = [record for record in done.records if record["kind"] == "rollout"]
+    wrong = [record for record in rollouts if record["seed"] % 2]
+    assert 0 < len(wrong) < len(rollouts) == 12
+    assert all("token 1 is null" in record["error"] and "reward" not in record for record in wrong)
+    assert all("reward" in record for record in rollouts if record["seed"] % 2 == 0)
+    assert f"{len(wrong)} failed by the machinery" in done.stderr
