@@ -1,4 +1,4 @@
-"""The probe: what can be packed is, what cannot goes one sequence at a time, and nothing is computed wrong."""
+"""The probe: what can be packed is, and what would come out different is refused."""
 
 import pytest
 import torch
@@ -47,21 +47,12 @@ def test_a_sliding_window_is_kept_beyond_its_length():
     torch.testing.assert_close(together(model), wide, rtol=0, atol=1e-5)
 
 
-def test_a_model_that_does_not_hand_the_lengths_on_goes_one_at_a_time():
+def test_a_model_that_does_not_hand_the_lengths_on_is_refused():
     model = llama()
     inner = model.model.forward
-    model.model.forward = lambda input_ids, position_ids=None, use_cache=None: inner(
-        input_ids=input_ids, position_ids=position_ids, use_cache=use_cache
-    )
-    assert not probe(model)
-    torch.testing.assert_close(together(model), alone(model), rtol=0, atol=1e-5)
-
-
-def test_layers_of_an_unknown_kind_go_one_at_a_time():
-    model = llama()
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    assert not probe(model)
-    torch.testing.assert_close(together(model), alone(model), rtol=0, atol=1e-5)
+    model.model.forward = lambda packed_lengths=None, **more: inner(**more)
+    with pytest.raises(Unavailable, match="packed_lengths"):
+        probe(model)
 
 
 def test_logits_that_are_not_the_product_are_refused():
