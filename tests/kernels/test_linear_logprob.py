@@ -5,6 +5,7 @@ import torch
 
 from strop.kernels.linear_logprob import linear_logprob
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 BLOCKS = [(1, 1), (3, 4), (7, 5), (64, 64), (2, 1000)]
 
 
@@ -117,9 +118,10 @@ def test_no_tokens_give_empty_results_and_zero_gradients():
     assert not grads[1].any()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_error_is_no_larger_than_that_of_the_naive_form_in_the_same_dtype(dtype):
-    exact = case(num_tokens=65, size=96, vocabulary=777)
+def test_error_is_no_larger_than_that_of_the_naive_form_in_the_same_dtype(dtype, device):
+    exact = [one.to(device) for one in case(num_tokens=65, size=96, vocabulary=777)]
     hidden, weight, _, targets = (one.to(dtype) if one.is_floating_point() else one for one in exact)
     # The exact answer for the rounded inputs: what is left is the error of the computation.
     truth_in = [one.double().requires_grad_() for one in (hidden, weight)]

@@ -12,8 +12,8 @@ def reference(query, key, value, lengths, scaling=None, window=None):
     """Softmax over an explicit mask of the whole pack, heads repeated."""
     repeat = query.shape[1] // key.shape[1]
     key, value = (one.repeat_interleave(repeat, dim=1) for one in (key, value))
-    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    place = torch.arange(len(owner))
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(query.device)
+    place = torch.arange(len(owner), device=query.device)
     distance = place[:, None] - place[None, :]
     visible = (owner[:, None] == owner[None, :]) & (distance >= 0)
     if window is not None:
@@ -52,10 +52,13 @@ def test_gradients():
     assert torch.autograd.gradcheck(lambda *args: packed_causal_attention(*args, [3, 1, 4]), inputs)
 
 
-def test_bfloat16_error_is_no_larger_than_that_of_the_masked_form():
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bfloat16_error_is_no_larger_than_that_of_the_masked_form(device):
     lengths = [17, 40, 5]
-    inputs = case(lengths, dtype=torch.float64)
-    narrow = [one.bfloat16() for one in inputs]
+    narrow = [one.bfloat16().to(device) for one in case(lengths)]
     truth = reference(*(one.double() for one in narrow), lengths)
     ours = (packed_causal_attention(*narrow, lengths).double() - truth).abs().max()
     naive = (reference(*narrow, lengths).double() - truth).abs().max()

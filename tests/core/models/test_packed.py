@@ -1,4 +1,4 @@
-"""The probe: what can be packed is, and what would come out different is refused."""
+"""The probe: what can be packed is, what cannot goes one sequence at a time, and nothing is computed wrong."""
 
 import pytest
 import torch
@@ -21,7 +21,8 @@ def llama(**more):
 
 def alone(model):
     with torch.no_grad():
-        return torch.cat([model.model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES])
+        outputs = [model.model(input_ids=torch.tensor([ids]), use_cache=False) for ids in SEQUENCES]
+        return torch.cat([output.last_hidden_state[0] for output in outputs])
 
 
 def together(model):
@@ -47,12 +48,19 @@ def test_a_sliding_window_is_kept_beyond_its_length():
     torch.testing.assert_close(together(model), wide, rtol=0, atol=1e-5)
 
 
-def test_a_model_that_does_not_hand_the_lengths_on_is_refused():
+def test_a_model_that_does_not_hand_the_lengths_on_goes_one_at_a_time():
     model = llama()
     inner = model.model.forward
     model.model.forward = lambda packed_lengths=None, **more: inner(**more)
-    with pytest.raises(Unavailable, match="packed_lengths"):
-        probe(model)
+    assert not probe(model)
+    torch.testing.assert_close(together(model), alone(model), rtol=0, atol=1e-5)
+
+
+def test_layers_of_an_unknown_kind_go_one_at_a_time():
+    model = llama()
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    assert not probe(model)
+    torch.testing.assert_close(together(model), alone(model), rtol=0, atol=1e-5)
 
 
 def test_logits_that_are_not_the_product_are_refused():
