@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.core.engines.protocol import Completion, Request
 from strop.core.engines.samples import Sample
+from strop.core.errors import Unavailable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,28 @@ class BlockScheduler:
         self._queue: deque[Request] = deque()
         self._active: Iterator[list[Completion]] | None = None
         self._prompt: tuple[list[int], Any, Tensor] | None = None
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        """Raises Unavailable for a model that keeps its history elsewhere: it would answer each token by itself."""
+        import torch
+
+        from strop.core.engines.invariance import TOLERANCE
+
+        ids = [(7 * i + 11) % self._model.get_input_embeddings().weight.shape[0] for i in range(6)]
+        kind, dtype = self._model.config.model_type, str(self._model.dtype).removeprefix("torch.")
+        try:
+            plain = torch.log_softmax(self._forward([ids], None)[0].float(), -1)
+            cache, _ = self._prompt_of(ids[:-1])
+            ours = torch.log_softmax(self._forward([ids[-1:]] * self._rows, cache)[-1].float(), -1)
+        except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+            raise Unavailable(f"{kind}: this engine cannot run it ({error}); --engine vllm may") from None
+        self._prompt = None
+        best = plain.argmax()
+        gap = abs(float(ours[best] - plain[best]))
+        # Not a number: a broken model, which is said where it is sampled.
+        if gap > TOLERANCE[dtype]:
+            raise Unavailable(f"{kind}: token by token it differs by {gap:.2g} nats from its own forward")
 
     def submit(self, request: Request) -> None:
         """Queues a request whose prompt leaves room in the context."""
@@ -101,5 +124,6 @@ class BlockScheduler:
 
         with torch.inference_mode():
             ids = torch.tensor(ids_BT, device=self._model.device)
-            output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            past = {} if cache is None else {"past_key_values": cache}
+            output = self._model(input_ids=ids, use_cache=cache is not None, logits_to_keep=1, **past)
         return output.logits[:, -1]  # type: ignore[no-any-return]

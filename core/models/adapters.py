@@ -7,6 +7,7 @@ on the model, and each place on the model its tensor.
 from __future__ import annotations
 
 import json
+import warnings
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,10 @@ def apply_adapter(model: Any, adapter: Path) -> Any:
         raise missing_extra("peft", "model") from None
     log.info("putting the adapter %s on its base", adapter)
     try:
-        loaded = PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
+        with warnings.catch_warnings():
+            # Missing tensors, among others: `check_loaded` refuses them.
+            warnings.simplefilter("ignore", UserWarning)
+            loaded = PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
     except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
         raise Unavailable(f"{adapter}: the adapter does not fit this model: {_shortened(error)}") from None
     check_loaded(loaded, adapter)

@@ -156,7 +156,7 @@ def load_model(model: ModelPath, *, device: str = "auto", dtype: str = "auto") -
     log.info("loading %s on %s in %s", model.path, device, dtype)
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
-            str(model.path), dtype=getattr(torch, dtype), local_files_only=True, attn_implementation="sdpa"
+            str(model.path), dtype=getattr(torch, dtype), local_files_only=True
         )
     except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as error:
         raise Unavailable(f"{model.path}: transformers cannot load this model: {_first_line(error)}") from None

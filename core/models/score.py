@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from strop.core.models.packing import pack
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -45,29 +47,13 @@ def score_tokens(
     scored = [i for i, sequence in enumerate(sequences) if sequence.positions]
     limit = max_tokens_per_pack if scored and probe(model) else 0
     with torch.inference_mode():
-        for pack in packs_of(scored, [len(sequence.token_ids) for sequence in sequences], limit):
-            values = _score_pack(model, [sequences[i] for i in pack], temperature).tolist()
-            for i in pack:
+        for places in pack([len(sequences[i].token_ids) for i in scored], limit):
+            members = [scored[place] for place in places]
+            values = _score_pack(model, [sequences[i] for i in members], temperature).tolist()
+            for i in members:
                 num = len(sequences[i].positions)
                 results[i], values = values[:num], values[num:]
     return results
-
-
-def packs_of(indices: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """The indices in packs of at most `limit` tokens, the longest first; 0 puts each alone.
-
-    >>> packs_of([0, 1, 2], [5, 9, 4], 10)
-    [[1], [0, 2]]
-    """
-    packs: list[list[int]] = []
-    room = 0
-    for i in sorted(indices, key=lambda i: (-lengths[i], i)):
-        if not packs or lengths[i] > room:
-            packs.append([])
-            room = limit
-        packs[-1].append(i)
-        room -= lengths[i]
-    return packs
 
 
 def _score_pack(model: Any, sequences: Sequence[TokenSequence], temperature: float) -> Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from strop.core.models.packing import pack
 from strop.core.train.losses import LossOptions, kl_estimates, token_losses, token_weights
-from strop.core.train.packing import pack
 
 if TYPE_CHECKING:
     from strop.core.train.examples import Example, TrainSequence

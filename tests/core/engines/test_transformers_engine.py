@@ -100,12 +100,13 @@ def requests_of(tokenizer, prompts, samples, sampling=SAMPLING):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_sample_is_the_same_whatever_its_neighbours(smol, tokenizer, dtype):
     """Byte for byte: alone, in any order, among few or many, one at a time, in another batch size, after other work."""
-    requests = requests_of(tokenizer, [*PROMPTS[:4], LONG], 3)
+    # bfloat16 is emulated, and slow, on many CPUs.
+    requests = requests_of(tokenizer, [*PROMPTS[: 4 if dtype == "float32" else 2], LONG], 3)
     shuffled = random.Random(4).sample(requests, len(requests))
     with opened(smol, dtype=dtype) as engine:
         reference = fates(run(engine, requests))
         assert isinstance(engine._scheduler, RowScheduler)
-        assert len({tuple(fate[0]) for fate in reference.values()}) > 8
+        assert len({tuple(fate[0]) for fate in reference.values()}) > 5
         few = fates(run(engine, requests[1::4]))
         assert few == {request.key: reference[request.key] for request in requests[1::4]}
         alone = requests[7]

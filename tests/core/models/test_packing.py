@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.core.train.packing import pack
+from strop.core.models.packing import pack
 
 
 @given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 100))
