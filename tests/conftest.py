@@ -20,6 +20,15 @@ ROOT = Path(__file__).resolve().parent.parent
 STROP = Path(sys.executable).with_name("strop")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Prints what the tests measured (`record_property`), from worker processes too."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    measured = [f"{name} {value}" for report in reports for name, value in report.user_properties]
+    if measured:
+        terminalreporter.section("measured")
+        terminalreporter.write("".join(f"{line}\n" for line in measured))
+
+
 @dataclass
 class Result:
     """What a run of `strop` gave."""

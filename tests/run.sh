@@ -9,4 +9,6 @@ export PATH HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=f
 ruff check .
 mypy -p strop
 mypy tests
-exec pytest "$@"
+# A worker a core (up to four: each may hold a model), a file of tests to one worker, a thread to each.
+export OMP_NUM_THREADS=1
+exec pytest -n auto --maxprocesses 4 --dist loadfile "$@"

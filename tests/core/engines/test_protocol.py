@@ -147,13 +147,11 @@ def differences(logits):
 
 
 @pytest.fixture
-def show(capsys, record_property):
-    """Prints a metric past pytest's capture."""
+def show(record_property):
+    """Hands a metric on to the end of the run, where all are printed."""
 
     def say(name, value, **more):
-        record_property(name, value)
-        with capsys.disabled():
-            print("\n   ", f"{name}={value:.3g}", *(f"{key}={item}" for key, item in more.items()), end=" ")
+        record_property(name, " ".join([f"{value:.3g}", *(f"{key}={item}" for key, item in more.items())]))
 
     return say
 
@@ -179,6 +177,22 @@ def test_logprobs_are_what_their_mode_says(engine, drawn, plain_model, differenc
     found = differences(plain_model, drawn[name], mode)
     mean = sum(found) / len(found)
     show("logprob_gap_max", max(found), mean=f"{mean:.2g}", engine=engine.name, sampling=name, mode=mode, n=len(found))
+    assert max(found) < BOUND
+
+
+def test_our_own_scoring_finds_the_same_values(engine, drawn, plain_model, show):
+    """What `train` computes of a rollout is what the engine reported with it: the mismatch that matters."""
+    from strop.core.models.score import TokenSequence, score_tokens
+
+    pairs = drawn["plain"]
+    whole = [(one.prompt_ids + done.token_ids, len(one.prompt_ids)) for one, done in pairs]
+    ours = score_tokens(plain_model, [TokenSequence(ids, [(start, len(ids))]) for ids, start in whole])
+    found = [
+        abs(a - b)
+        for (_, done), values in zip(pairs, ours, strict=True)
+        for a, b in zip(done.logprobs, values, strict=True)
+    ]
+    show("scored_gap_max", max(found), mean=f"{sum(found) / len(found):.2g}", engine=engine.name, n=len(found))
     assert max(found) < BOUND
 
 
