@@ -22,6 +22,8 @@ from strop.core.errors import InputMissing, UsageError
 
 VARIABLE = "STROP_CONFIG"
 NOT_IN_FILES = ("help", "schema", "show_config")
+# Their presence changes what the command does; at the top of a file they would turn a judge into a sampler.
+OWN_TABLE_ONLY = {"calibrate": {"model", "endpoint"}}
 NO_VALUES = ("None", "null", "nil")
 SECRET = re.compile(r"api_?key|token$|secret|password", re.IGNORECASE)
 USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
@@ -46,6 +48,8 @@ def defaults_for(name: str, parameters: list[Any]) -> dict[str, Any]:
     options = _options(parameters)
     defaults = {}
     for key, value in every.items():
+        if _plain(key) in OWN_TABLE_ONLY.get(name, ()):
+            continue
         if _plain(key) in options:
             defaults[options[_plain(key)].name] = _value(f"{source}: {key}", options[_plain(key)], value)
         elif not _is_option_elsewhere(_plain(key)):

@@ -178,8 +178,9 @@ def command(
 ) -> None:
     """Update a model from rollouts with advantages, or from examples.
 
-    Rollouts are used up, not passed on: what comes out are metric records of each update and a checkpoint record for
-    each checkpoint. A batch is so many complete groups; its gradient is the same however the tokens are packed.
+    Rollouts (with --loss sft also sft records) are used up: what comes out are metric records of each update and a
+    checkpoint record for each checkpoint, and whatever else was in the stream. A batch is so many complete groups; its
+    gradient is the same however the tokens are packed.
 
     \b
     Examples:
@@ -246,6 +247,7 @@ def command(
         skip_zero=skip_zero_advantage,
         tokenizer=opener.tokenizer,
         on_bad=io.reject,
+        on_other=(lambda _: None) if io.dry_run else io.write,
     )
     if io.dry_run:
         return _say_plan(io, reader, epochs)
@@ -328,10 +330,6 @@ def _say_left_out(io: Session, counts: Counts) -> None:
         io.note(f"left out: {', '.join(some)}")
     if counts.incomplete_groups:
         io.warn(f"{counts.incomplete_groups} groups had fewer members than their group_size says")
-    for kind, number in counts.unused.items():
-        # Tasks travel with their rollouts; anything else in the stream may be a mistake.
-        if kind != "task":
-            io.warn(f"{number} records of kind {kind} were of no use here")
 
 
 def _betas(text: str) -> tuple[float, float]:

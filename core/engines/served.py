@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from strop.core.engines.endpoints import Endpoint, ServerLimits
 
-API_KEY_VARIABLES = ("STROP_API_KEY", "OPENAI_API_KEY")
+# OPENAI_API_KEY is not read: an endpoint is whatever host the user names, and most shells hold that key.
+API_KEY_VARIABLE = "STROP_API_KEY"
 # Small ids exist in every vocabulary.
 PROBE_IDS = list(range(10, 26))
 PROBE_TOKENS = 8
@@ -180,7 +181,7 @@ def _raise_for(answer: httpx.Response) -> None:
     if status == 404:
         raise Passing(said, forgotten=True)
     if status in (401, 403):
-        raise Lasting(f"{said} (the key is taken from {' or '.join(API_KEY_VARIABLES)})")
+        raise Lasting(f"{said} (the key is taken from {API_KEY_VARIABLE})")
     raise Lasting(said)
 
 

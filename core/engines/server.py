@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from strop.core.engines.endpoints import Endpoint, Pool, ServerLimits, base_url, is_loopback, shown
 from strop.core.engines.lora import read_lora
 from strop.core.engines.protocol import Completion, ModelInfo, Request
-from strop.core.engines.served import API_KEY_VARIABLES, ServedModel
+from strop.core.engines.served import API_KEY_VARIABLE, ServedModel
 from strop.core.engines.values import check_for_vllm
 from strop.core.engines.wire import Lasting, Passing
 from strop.core.errors import Unavailable, UsageError
@@ -150,8 +150,8 @@ class ServerEngine:
         # They would report each request, with its URL, wherever logging is switched on.
         for name in ("httpx", "httpcore"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        key = next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        key = os.environ.get(API_KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=REQUESTS_PER_ENDPOINT)
         timeout = httpx.Timeout(self._limits.read_s, connect=self._limits.connect_s)
         return Pool(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Counts:
-    """What the input held. `unused` counts kinds that training has no use for."""
+    """What the input held."""
 
     rollouts: int = 0
     sft: int = 0
@@ -32,7 +32,6 @@ class Counts:
     skipped_groups: int = 0
     trained: int = 0
     tokens: int = 0
-    unused: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class BatchReader:
 
     Each group goes out when it is complete; an sft record is a group of its own. Groups named in `consumed` are
     skipped. Groups whose members are all left out count as consumed and for `groups_without_signal`, not towards the
-    size of a batch, since nothing of them is trained on.
+    size of a batch, since nothing of them is trained on. Records that are not trained on go to `on_other`.
     """
 
     def __init__(
@@ -62,6 +61,7 @@ class BatchReader:
         skip_zero: bool = False,
         tokenizer: Callable[[], Tokenizer] | None = None,
         on_bad: Callable[[DataError, Record], None],
+        on_other: Callable[[Record], None],
     ) -> None:
         self.counts = Counts()
         self._reading = reading
@@ -70,6 +70,7 @@ class BatchReader:
         self._skip_zero = skip_zero
         self._tokenizer = tokenizer
         self._on_bad = on_bad
+        self._on_other = on_other
         self._buffer: GroupBuffer[Example | None] = GroupBuffer(ordered=False)
         self._batch = Batch()
         self._sft_ids: set[str] = set()
@@ -112,7 +113,7 @@ class BatchReader:
         if record.kind == "sft" and self._reading.loss == "sft":
             self._take_sft(record)
         else:
-            self.counts.unused[record.kind] = self.counts.unused.get(record.kind, 0) + 1
+            self._on_other(record)
         return None
 
     def _take_rollout(self, record: Record) -> Group[Example | None] | None:

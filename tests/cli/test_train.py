@@ -50,7 +50,10 @@ def metrics(result):
 
 
 def test_one_update_and_its_records(train, tmp_path):
-    result = train("--tag", "iteration=2", input=rollouts())
+    task = b'{"kind": "task", "id": "t0", "prompt": "?"}\n'
+    data = task + b"".join(json.dumps(record).encode() + b"\n" for record in rollouts())
+    result = train("--tag", "iteration=2", input=data)
+    assert result.stdout.startswith(task)
     checkpoint = result.records[-1]
     assert checkpoint["kind"] == "checkpoint"
     assert checkpoint["version"] == 1

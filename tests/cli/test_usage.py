@@ -139,6 +139,14 @@ def test_a_table_of_a_command_wins_over_the_top(run_strop, config):
     assert shown(run_strop, ["report"], env)["only"][0] == "a"
 
 
+def test_a_model_for_all_does_not_make_calibrate_attempt(run_strop, config):
+    env = config('model = "M"\n')
+    assert shown(run_strop, ["rollout"], env)["model"][0] == "M"
+    assert shown(run_strop, ["calibrate"], env)["model"] == (None, "default")
+    env = config('[calibrate]\nmodel = "M"\n')
+    assert shown(run_strop, ["calibrate"], env)["model"][0] == "M"
+
+
 def test_names_are_those_of_the_options(run_strop, config):
     env = config("[train]\nfrom = 'a'\nlora = 8\n")
     assert shown(run_strop, ["train"], env)["from"] == ("a", f"file {env['STROP_CONFIG']}")

@@ -565,6 +565,7 @@ def test_a_prompt_that_fills_the_context_ends_by_length(start):
 
 def test_the_key_is_sent_and_never_said(start, monkeypatch, caplog):
     monkeypatch.setenv("STROP_API_KEY", "s3cret-key")
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another-host")
     caplog.set_level(logging.DEBUG)
     logging.getLogger("httpx").setLevel(logging.DEBUG)
     server = start(fault=lambda handler, number, body: 401)

@@ -23,7 +23,7 @@ def read(records, loss="ppo", **options):
     def fail(error, record):
         raise error
 
-    options = {"groups_per_batch": 0, "on_bad": fail, **options}
+    options = {"groups_per_batch": 0, "on_bad": fail, "on_other": lambda _: None, **options}
     reader = BatchReader(Reading(loss, needs_old=loss == "ppo"), **options)
     lines = (Record.parse(json.dumps(one), Where("-", i + 1)) for i, one in enumerate(records))
     return reader, [(batch.groups, [one.id for one in batch.examples]) for batch in reader.run(lines)]
@@ -40,7 +40,8 @@ def test_a_batch_leaves_before_later_input_is_read():
         for number in range(10**9):
             yield rollout(f"g{number}", 0, size=1)
 
-    reader = BatchReader(Reading("ppo", needs_old=True), groups_per_batch=3, on_bad=lambda *_: None)
+    ignore = {"on_bad": lambda *_: None, "on_other": lambda _: None}
+    reader = BatchReader(Reading("ppo", needs_old=True), groups_per_batch=3, **ignore)
     lines = (Record.parse(json.dumps(one), Where("-", 1)) for one in endless())
     batches = reader.run(lines)
     assert [next(batches).groups for _ in range(3)] == [[f"g{3 * i + j}" for j in range(3)] for i in range(3)]
@@ -126,17 +127,19 @@ def test_zero_advantages_are_kept_or_skipped():
     assert reader.counts.groups_without_signal == 1
 
 
-def test_sft_records_are_groups_of_their_own_and_other_kinds_are_counted():
+def test_sft_records_are_groups_of_their_own_and_other_kinds_go_elsewhere():
     sft = [{"kind": "sft", "id": f"s{i}", "token_ids": [1, 2], "trained": [[1, 2]]} for i in range(3)]
     others = [{"kind": "task", "id": "t"}, rollout("a", 0, success=True), rollout("a", 1)]
-    reader, batches = read([*sft, *others], "sft", groups_per_batch=2)
+    passed = []
+    _, batches = read([*sft, *others], "sft", groups_per_batch=2, on_other=passed.append)
     assert batches == [(["s0", "s1"], ["s0", "s1"]), (["s2", "a"], ["s2", "a/0"])]
-    assert reader.counts.unused == {"task": 1}
+    assert [record.kind for record in passed] == ["task"]
     with pytest.raises(DataError, match="came before"):
         read([sft[0], sft[0]], "sft")
 
 
 def test_sft_records_are_of_no_use_to_a_policy_gradient():
-    reader, batches = read([{"kind": "sft", "id": "s", "token_ids": [1, 2], "trained": [[1, 2]]}])
+    passed = []
+    _, batches = read([{"kind": "sft", "id": "s", "token_ids": [1, 2], "trained": [[1, 2]]}], on_other=passed.append)
     assert batches == []
-    assert reader.counts.unused == {"sft": 1}
+    assert [record.kind for record in passed] == ["sft"]
