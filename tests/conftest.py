@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ settings.load_profile("strop")
 
 ROOT = Path(__file__).resolve().parent.parent
 STROP = Path(sys.executable).with_name("strop")
+
+
+def pytest_configure(config):
+    """A run in the background of a script may come with SIGINT ignored, which every process we start would inherit."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter):
