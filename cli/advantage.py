@@ -2,151 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-import typer
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from strop import __version__
+from strop.cli import advantage_options as opt
+from strop.cli import model_options as models
 from strop.cli.session import Session, tool
-from strop.core.credit.stream import CreditStream, Estimator, GrpoEstimator
-from strop.core.credit.views import MAX_REWARD
-from strop.core.errors import UsageError
+from strop.core.errors import DataError, UsageError
 from strop.core.records import Record
 
-Grpo = Annotated[bool, typer.Option("--grpo", help="One advantage a rollout, from the rewards of its group.")]
-Gigpo = Annotated[bool, typer.Option("--gigpo", help="One a step: episode part plus omega times the step part.")]
-Gaca = Annotated[bool, typer.Option("--gaca", help="One a step: both parts mixed by how unsure the policy was there.")]
-Std = Annotated[
-    bool | None,
-    typer.Option(
-        "--std/--no-std",
-        help="Divide by the group's deviation, or not. [default: std] Dividing makes every group count alike, whatever "
-        "the scale of its rewards, and so weighs up the groups that are nearly all right or nearly all wrong; without, "
-        "the middling ones weigh most and the scale of the rewards is that of the updates.",
-        show_default=False,
-    ),
-]
-EpisodeStats = Annotated[
-    Literal["rows", "trajectories"] | None,
-    typer.Option(
-        "--episode-stats",
-        help="Mean and deviation of a group over all steps (long attempts weigh more) or over attempts. [default: "
-        "trajectories with --grpo (textbook), rows with --gigpo and --gaca (verl-agent)]",
-        show_default=False,
-    ),
-]
-Baseline = Annotated[
-    Literal["mean", "rloo"] | None,
-    typer.Option(
-        "--baseline", help="--grpo: compare with the group's mean, or with the mean of the others. [default: mean]",
-        show_default=False,
-    ),
-]  # fmt: skip
-DrGrpo = Annotated[
-    bool,
-    typer.Option(
-        "--dr-grpo",
-        help="--grpo in the form of Dr. GRPO: the reward less the mean, no deviation. Its other half is a loss that "
-        "does not divide by a response's length: train with --denominator constant.",
-    ),
-]
-Discount = Annotated[
-    float | None,
-    typer.Option("--discount", min=0, max=1, help="gamma of the step returns. [default: 0.95]", show_default=False),
-]
-StepWeight = Annotated[
-    float | None,
-    typer.Option("--step-weight", help="--gigpo: omega, the weight of the step part. [default: 1]", show_default=False),
-]
-InvalidPenalty = Annotated[
-    float | None,
-    typer.Option(
-        "--invalid-penalty", min=0, show_default=False,
-        help="Taken off a step whose `valid` is false, and off no other; 0 for none. [default: 0.1, made for rewards "
-        "of 10]",
-    ),
-]  # fmt: skip
-Similarity = Annotated[
-    float | None,
-    typer.Option(
-        "--similarity", min=0, max=1, show_default=False,
-        help="Anchor steps whose observations (text) are at least this alike (difflib; verl-agent: 0.95), the first "
-        "one seen deciding. Unset: equal anchors only.",
-    ),
-]  # fmt: skip
-BaseWeight = Annotated[
-    float | None,
-    typer.Option("--base-weight", min=0, help="--gaca: w0, the mean weight of the step part. [default: 0.5; with "
-                 "--map additive omega0, 1]", show_default=False),
-]  # fmt: skip
-Modulation = Annotated[
-    float | None,
-    typer.Option("--modulation", min=0, help="--gaca: kappa, how far uncertainty moves the weight; 0 is fixed mixing. "
-                 "[default: 0.25]", show_default=False),
-]  # fmt: skip
-Score = Annotated[
-    Literal["zscore", "ratio"] | None,
-    typer.Option("--score", help="--gaca: a step's nll against its attempt's mean, in deviations or as a share of the "
-                 "mean. [default: zscore]", show_default=False),
-]  # fmt: skip
-Map = Annotated[
-    Literal["linear", "sigmoid", "additive"] | None,
-    typer.Option("--map", help="--gaca: clip(w0 + kappa z), s(logit(w0) + kappa z), or GiGPO's sum with omega "
-                 "max(0, w0 (1 + kappa z)). [default: linear]", show_default=False),
-]  # fmt: skip
-Scale = Annotated[
-    float | None,
-    typer.Option("--scale", help="--gaca: a factor on all advantages; at 2 fixed mixing by halves equals --gigpo. "
-                 "[default: 1]", show_default=False),
-]  # fmt: skip
-Singleton = Annotated[
-    Literal["episode", "shrink"] | None,
-    typer.Option("--singleton", help="--gaca: a state nobody else saw gets the episode part whole, or (literal "
-                 "formula) only 1 - w of it. [default: episode]", show_default=False),
-]  # fmt: skip
-Control = Annotated[
-    Literal[
-        "none", "fixed", "mean_matched", "shuffle_traj", "shuffle_batch", "invert", "episode_only", "step_only"
-    ] | None,
-    typer.Option("--control", help="--gaca: an ablation. mean_matched and shuffle_batch take the whole input as one "
-                 "batch and hold it. [default: none]", show_default=False),
-]  # fmt: skip
-NllSpan = Annotated[
-    Literal["step", "action"] | None,
-    typer.Option("--nll-span", help="--gaca: nll of all sampled tokens of a step, or of its `action_span` alone, "
-                 "without the reasoning. [default: step]", show_default=False),
-]  # fmt: skip
-InvalidNll = Annotated[
-    Literal["keep", "exclude"] | None,
-    typer.Option("--invalid-nll", help="--gaca: whether steps with `valid` false enter an attempt's mean nll. "
-                 "[default: keep]", show_default=False),
-]  # fmt: skip
-Seed = Annotated[
-    int | None, typer.Option("--seed", help="--gaca: for the shuffling controls. [default: 0]", show_default=False)
-]
-Compat = Annotated[
-    Literal["verl"] | None,
-    typer.Option("--compat", help="verl: a group of one keeps its raw reward (otherwise 0), and statistics over "
-                 "trajectories read the first step's penalised reward.", show_default=False),
-]  # fmt: skip
-KeepZero = Annotated[
-    bool | None,
-    typer.Option(
-        "--keep-zero-variance/--drop-zero-variance",
-        help="Groups whose rewards are all equal: keep them with advantage 0 (they teach nothing but still get the "
-        "gradient of a KL term), or drop them, counted. [default: drop with --grpo; keep with --gigpo and --gaca, "
-        "whose steps can still differ]",
-        show_default=False,
-    ),
-]
-Unordered = Annotated[
-    bool, typer.Option("--unordered", help="Write a group when it is complete, not in the order of the input.")
-]
-Diagnose = Annotated[
-    bool, typer.Option("--diagnose", help="Add metric records at the end: what the credit rests on, and whether the "
-                       "weights of --gaca can help.")
-]  # fmt: skip
+if TYPE_CHECKING:
+    from strop.core.credit.stream import CreditStream, Estimator
 
+ESTIMATORS = ("grpo", "gigpo", "gaca", "gae")
+NO_CRITIC = "zero"
+GAE_ONLY = ("lambda_", "critic_lambda", "length_adaptive", "critic", "model")
 STEP_LEVEL = ("discount", "invalid_penalty", "similarity")
 GACA_ONLY = (
     "base_weight", "modulation", "score", "map", "scale", "singleton", "control", "nll_span", "invalid_nll", "seed",
@@ -156,38 +28,47 @@ GACA_ONLY = (
 @tool(reads=("rollout",), writes=("rollout", "metric"))
 def command(
     io: Session,
-    grpo: Grpo = False,
-    gigpo: Gigpo = False,
-    gaca: Gaca = False,
-    std: Std = None,
-    episode_stats: EpisodeStats = None,
-    baseline: Baseline = None,
-    dr_grpo: DrGrpo = False,
-    discount: Discount = None,
-    step_weight: StepWeight = None,
-    invalid_penalty: InvalidPenalty = None,
-    similarity: Similarity = None,
-    base_weight: BaseWeight = None,
-    modulation: Modulation = None,
-    score: Score = None,
-    map: Map = None,
-    scale: Scale = None,
-    singleton: Singleton = None,
-    control: Control = None,
-    nll_span: NllSpan = None,
-    invalid_nll: InvalidNll = None,
-    seed: Seed = None,
-    compat: Compat = None,
-    keep_zero_variance: KeepZero = None,
-    unordered: Unordered = False,
-    diagnose: Diagnose = False,
+    grpo: opt.Grpo = False,
+    gigpo: opt.Gigpo = False,
+    gaca: opt.Gaca = False,
+    gae: opt.Gae = False,
+    std: opt.Std = None,
+    episode_stats: opt.EpisodeStats = None,
+    baseline: opt.Baseline = None,
+    dr_grpo: opt.DrGrpo = False,
+    discount: opt.Discount = None,
+    step_weight: opt.StepWeight = None,
+    invalid_penalty: opt.InvalidPenalty = None,
+    similarity: opt.Similarity = None,
+    base_weight: opt.BaseWeight = None,
+    modulation: opt.Modulation = None,
+    score: opt.Score = None,
+    map: opt.Map = None,
+    scale: opt.Scale = None,
+    singleton: opt.Singleton = None,
+    control: opt.Control = None,
+    nll_span: opt.NllSpan = None,
+    invalid_nll: opt.InvalidNll = None,
+    seed: opt.Seed = None,
+    compat: opt.Compat = None,
+    lambda_: opt.PolicyLambda = None,
+    critic_lambda: opt.CriticLambda = None,
+    length_adaptive: opt.LengthAdaptive = None,
+    critic: opt.CriticFolder = None,
+    model: models.Model = None,
+    device: models.Device = "auto",
+    dtype: models.Dtype = "auto",
+    offline: models.Offline = False,
+    keep_zero_variance: opt.KeepZero = None,
+    unordered: opt.Unordered = False,
+    diagnose: opt.Diagnose = False,
 ) -> None:
     """Give credit: an advantage for each rollout or step of a group.
 
-    Exactly one of --grpo, --gigpo and --gaca says how. A group is found by its id (`group`; without one, the attempts
-    at a task in its statement version) and leaves when `group_size` members were seen, failed ones included; without
-    `group_size` it waits for the end of the input. A rollout with `error` has no reward, passes without an advantage
-    and is counted. Rewards that are all equal give exactly 0.
+    Exactly one of --grpo, --gigpo, --gaca and --gae says how. A group is found by its id (`group`; without one, the
+    attempts at a task in its statement version) and leaves when `group_size` members were seen, failed ones included;
+    without `group_size` it waits for the end of the input. A rollout with `error` has no reward, passes without an
+    advantage and is counted. Rewards that are all equal give exactly 0.
 
     Small groups seldom carry a signal: all pass or all fail with probability p^G + (1-p)^G, which is 70 % for groups of
     2 at a pass rate of 0.18. The tool warns about groups of 1 and 2 with the number for the pass rate it saw.
@@ -196,23 +77,30 @@ def command(
     has a reward, the rollout's counts for the last one. --gaca reads `nll`, or makes it of the step's span and the
     chunks' log-probabilities; a step with neither takes the base weight.
 
+    --gae needs no groups: each chunk is a trajectory that earns the rollout's reward with its last sampled token, and
+    `values` of a critic say what was expected before each (T1): they are in the records, or --critic writes them. The
+    critic's targets leave as `returns`.
+
     \b
     Examples:
       strop rollout --model M -n 8 tasks.jsonl | strop advantage --grpo | strop train --model M --out runs/1
       strop advantage --grpo --baseline rloo --no-std rollouts.jsonl
       strop advantage --gaca --diagnose --only metric rollouts.jsonl
+      strop advantage --gae --critic runs/1 rollouts.jsonl \\
+        | strop train --model M --from runs/1 --critic --out runs/2
 
     \b
     Input fields:
       rollout: id, task, group, group_size, sample, statement_version, reward, success, error,
       steps (reward, anchor, observation, valid, nll, span, action_span, chunk, optimal_advantage),
-      chunks (only where nll is made from them)
+      chunks (only where nll is made from them; with --gae sampled, values)
 
     \b
     Output fields:
       rollout: advantage (with --gigpo and --gaca its episode part), credit
       steps: return, episode_advantage, step_advantage, anchor_size, advantage;
       with --gaca also nll_score, weight, and nll or anchor where they were made here
+      chunks (--gae): advantages, returns, and with --critic values
       metric (--diagnose): zero_variance_group_share, scored_rollouts, failed_rollouts; for steps
       singleton_share, anchor_size_share, corr_nll_step_advantage, corr_nll_tokens; with --gaca
       weight_mean, weight_std, weight_clip_share, score_std, nll_std_within; and where steps
@@ -222,18 +110,26 @@ def command(
     \b
     Memory:
       the open groups and, for the order, what came behind them; --unordered: the open groups.
-      The controls mean_matched and shuffle_batch: the whole input.
+      The controls mean_matched and shuffle_batch: the whole input. --gae: one rollout; with
+      --critic that model and some packs of rollouts.
     """
     # What the user said and nothing else: an option that the chosen estimator has no use for is an error.
     given = {name: value for name, value in locals().items() if value is not None and name != "io"}
+    # Imported here and below, so that a usage error does not wait for it.
+    from strop.core.credit.views import MAX_REWARD
+
     for option, value in given.items():
         if isinstance(value, float) and not abs(value) <= MAX_REWARD:
             raise UsageError(f"--{option.replace('_', '-')}: {value} is not a finite number of reasonable size")
-    chosen = [name for name in ("grpo", "gigpo", "gaca") if given.pop(name)]
+    chosen = [name for name in ESTIMATORS if given.pop(name)]
     if len(chosen) != 1:
-        raise UsageError("exactly one of --grpo, --gigpo, --gaca is needed")
-    for shared in ("unordered", "diagnose"):
+        raise UsageError("exactly one of --grpo, --gigpo, --gaca, --gae is needed")
+    for shared in ("unordered", "diagnose", "device", "dtype", "offline"):
         given.pop(shared)
+    if chosen == ["gae"]:
+        return _gae(io, given, diagnose, device=device, dtype=dtype, offline=offline)
+    from strop.core.credit.stream import CreditStream
+
     estimator, stamp = _estimator(chosen[0], given, diagnose)
     stream = CreditStream(
         estimator, ordered=not unordered, on_bad=io.reject,
@@ -244,19 +140,77 @@ def command(
     _say(io, stream, estimator)
     if diagnose:
         _diagnose(io, stream, estimator, stamp)
+    return None
+
+
+def _gae(io: Session, given: dict[str, Any], diagnose: bool, **machine: Any) -> None:
+    """Rollout by rollout; with a critic a few packs of them at a time."""
+    from dataclasses import asdict
+
+    from strop.core.credit.gae import GaeOptions
+    from strop.core.credit.tokens import GaeCredit
+
+    names = {
+        "discount": "discount", "lambda_": "policy_lambda", "critic_lambda": "critic_lambda",
+        "length_adaptive": "length_scale",
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if name != "dr_grpo" or value}
+    critic, model = given.pop("critic", None), given.pop("model", None)
+    if unused := [name for name in given if name not in names]:
+        raise UsageError(f"--{unused[0].replace('_', '-')} does not go with --gae")
+    if {"lambda_", "length_adaptive"} <= given.keys():
+        raise UsageError("--length-adaptive takes the place of --lambda; give one")
+    options = GaeOptions(**{names[name]: value for name, value in given.items()})
+    stamp = {name: value for name, value in asdict(options).items() if value is not None}
+    credit = GaeCredit(options, {"tool": io.tool, "version": __version__, "estimator": "gae", "options": stamp})
+    for record in _valued(io, critic, model, **machine):
+        try:
+            if record.kind == "rollout":
+                credit.credit(record)
+        except DataError as error:
+            io.reject(error, record)
+            continue
+        io.write(record)
+    if credit.num_errors:
+        io.note(f"{credit.num_errors} of {credit.num_rollouts} rollouts failed by the machine and passed as they were")
+    if credit.num_empty:
+        io.warn(f"{credit.num_empty} of {credit.num_rollouts} rollouts hold no sampled token to credit")
+    explained = credit.explained_variance
+    if explained is not None and explained < 0:
+        io.warn(
+            f"the critic's values explain {explained:.3g} of the variance of the returns: below 0 they add noise to "
+            "the advantages; train the critic alone first"
+        )
+    if diagnose:
+        for metric in credit.metrics():
+            io.emit(Record.make("metric", metric), {"estimator": "gae", **stamp})
+
+
+def _valued(io: Session, critic: Path | None, model: str | None, **machine: Any) -> Iterator[Record]:
+    """The input, with the values of a critic where one is named."""
+    if critic is None:
+        if model is not None:
+            raise UsageError("--model names the base of a --critic")
+        return io.records()
+    from strop.core.train.values import ValueWriter, critic_opener, zero_critic
+
+    opener = zero_critic if str(critic) == NO_CRITIC else critic_opener(critic, model=model, **machine)
+    return ValueWriter(opener, io.reject).run(io.records())
 
 
 def _estimator(name: str, given: dict[str, Any], diagnose: bool) -> tuple[Estimator, dict[str, Any]]:
     """The estimator, and its options as the records will tell them. Raises UsageError for options it has no use for."""
+    from strop.core.credit.stream import GrpoEstimator
+
     dr_grpo = given.pop("dr_grpo")
     foreign = {
-        "grpo": ("step_weight", *STEP_LEVEL, *GACA_ONLY),
-        "gigpo": ("baseline", *GACA_ONLY),
-        "gaca": ("baseline", "step_weight"),
+        "grpo": ("step_weight", *STEP_LEVEL, *GACA_ONLY, *GAE_ONLY),
+        "gigpo": ("baseline", *GACA_ONLY, *GAE_ONLY),
+        "gaca": ("baseline", "step_weight", *GAE_ONLY),
     }[name]
     unused = [*(option for option in foreign if option in given), *(["dr_grpo"] if dr_grpo and name != "grpo" else [])]
     if unused:
-        raise UsageError(f"--{unused[0].replace('_', '-')} does not go with --{name}")
+        raise UsageError(f"--{unused[0].rstrip('_').replace('_', '-')} does not go with --{name}")
     if dr_grpo and (given.get("std") or given.get("baseline") == "rloo"):
         raise UsageError("--dr-grpo is the mean without a deviation; leave --std and --baseline rloo out")
     std = given.pop("std", not dr_grpo)

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("rollout", "Let a model attempt tasks and verify what it did."),
     "calibrate": ("calibrate", "Find the tasks at the edge of what a model can do."),
     "advantage": ("advantage", "Give credit: an advantage for each rollout or step of a group."),
+    "horizon": ("horizon", "Follow the cap on turns that successes ask for."),
     "train": ("train", "Update a model from rollouts with advantages, or from examples."),
     "report": ("report", "Make a table and a curve of metric records."),
     "doctor": ("doctor", "Say what is here, what each tool would miss, and how to get it."),

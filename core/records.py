@@ -46,6 +46,8 @@ class Chunk(Struct, omit_defaults=True):
     sampled: list[Span]
     logprobs: list[float] | UnsetType = UNSET
     advantages: list[float] | UnsetType = UNSET
+    values: list[float] | UnsetType = UNSET
+    returns: list[float] | UnsetType = UNSET
 
     @property
     def num_sampled(self) -> int:
@@ -96,6 +98,7 @@ class Rollout(Struct, kw_only=True, omit_defaults=True):
     chunks: list[Chunk] = []
     steps: list[Step] = []
     turns: int | None = None
+    horizon: int | None = None
     response: str | None = None
     reward: float | None = None
     success: bool | None = None
@@ -157,7 +160,22 @@ class CheckpointInfo(Struct, kw_only=True, omit_defaults=True):
     sha256: str
 
 
-VIEWS: dict[str, type[Struct]] = {"task": Task, "rollout": Rollout, "metric": Metric, "checkpoint": CheckpointInfo}
+class HorizonStep(Struct, kw_only=True, omit_defaults=True):
+    """How the cap on turns moved after a training step; `applied` is the cap in whole turns that the step ran under."""
+
+    step: int
+    before: float
+    after: float
+    applied: int
+    percentile: float | None = None
+    target: float | None = None
+    successes: int = 0
+    rollouts: int = 0
+
+
+VIEWS: dict[str, type[Struct]] = {
+    "task": Task, "rollout": Rollout, "metric": Metric, "checkpoint": CheckpointInfo, "horizon": HorizonStep,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -264,7 +282,7 @@ def check_chunks(record: Record, chunks: list[Chunk], vocabulary: int | None = N
                     f"chunks[{i}].sampled[{j}]",
                 )
             last = span.end
-        for name in ("logprobs", "advantages"):
+        for name in ("logprobs", "advantages", "values", "returns"):
             values = getattr(chunk, name)
             if values is not UNSET and len(values) != chunk.num_sampled:
                 raise record.bad(f"{len(values)} values for {chunk.num_sampled} sampled tokens", f"chunks[{i}].{name}")

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -274,4 +273,7 @@ class Resumed:
 
 
 def _digest(record: Record) -> bytes:
+    # Costs start-up time, which only a run that is continued need pay.
+    from hashlib import blake2b
+
     return blake2b(record.encode(), digest_size=16).digest()

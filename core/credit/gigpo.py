@@ -84,8 +84,10 @@ class CreditParts:
     episode_N: Floats
 
 
-def discounted_returns(reward_R: Floats, trajectory_R: Ints, discount: float) -> Floats:
+def discounted_returns(reward_R: Floats, trajectory_R: Ints, discount: Floats | float) -> Floats:
     """R_t = sum over k >= t of discount^(k-t) r_k within each attempt (GiGPO eq. 5).
+
+    `discount` is one number, or one a step, the same for all steps of an attempt.
 
     Doubles its reach each pass, so a batch takes log2(longest attempt) passes. The order of the additions depends on
     distances alone: steps with equal futures get equal returns to the last bit.
@@ -95,12 +97,12 @@ def discounted_returns(reward_R: Floats, trajectory_R: Ints, discount: float) ->
     [9.025, 9.5, 10.0]
     """
     returns = reward_R.astype(float, copy=True)
-    reach, factor = 1, float(discount)
+    reach, factor = 1, discount
     while reach < len(returns):
         same = trajectory_R[reach:] == trajectory_R[:-reach]
         if not same.any():
             break
-        returns[:-reach] += factor * (returns[reach:] * same)
+        returns[:-reach] += (factor if isinstance(factor, float | int) else factor[:-reach]) * (returns[reach:] * same)
         reach, factor = reach * 2, factor * factor
     return returns
 

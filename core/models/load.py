@@ -164,13 +164,19 @@ def load_model(model: ModelPath, *, device: str = "auto", dtype: str = "auto") -
 
 
 def count_weights(files: list[Path]) -> int:
-    """Weights in safetensors files, from their headers alone; 0 where the files are of another form."""
+    """Weights in safetensors files, from their headers alone; 0 where the files are of another form.
+
+    Raises Unavailable for a damaged file.
+    """
     total = 0
     for file in files:
         if file.suffix != ".safetensors":
             return 0
         with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            try:
+                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            except (ValueError, OverflowError, MemoryError):
+                raise Unavailable(f"{file}: a damaged weight file (no safetensors header)") from None
         for name, entry in header.items():
             if name != "__metadata__":
                 size = 1

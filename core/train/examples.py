@@ -74,8 +74,8 @@ class Sft(Struct, kw_only=True):
 class TrainSequence:
     """Tokens in their context. `positions` (all >= 1) are those trained on; the other lists are as long.
 
-    `old_logprobs` is empty where the record has none. The logits are divided by `temperature` before the softmax, as
-    they were when the tokens were drawn.
+    `old_logprobs` is empty where the record has none; `values` and `returns` are the critic's, empty without one. The
+    logits are divided by `temperature` before the softmax, as they were when the tokens were drawn.
     """
 
     token_ids: list[int]
@@ -83,6 +83,8 @@ class TrainSequence:
     advantages: list[float]
     old_logprobs: list[float]
     temperature: float = 1.0
+    values: list[float] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -116,6 +118,7 @@ class Reading:
     needs_old: bool
     vocabulary: Callable[[], int | None] = lambda: None
     allow_truncated: bool = False
+    needs_returns: bool = False
 
 
 def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> Example | None:
@@ -140,7 +143,10 @@ def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> 
         positions = _positions(record, chunk.sampled, f"chunks[{i}].sampled")
         advantages = [1.0] * len(positions) if credit is None else credit[i]
         old = _old_logprobs(record, chunk, i, needed=reading.needs_old and not is_sft)
-        example.sequences.append(_sequence(chunk.token_ids, positions, advantages, old, temperature))
+        sequence = _sequence(chunk.token_ids, positions, advantages, old, temperature)
+        if reading.needs_returns:
+            sequence.values, sequence.returns = _critic_values(record, chunk, i)
+        example.sequences.append(sequence)
     if not example.sequences:
         raise record.bad("no sampled token in any chunk; there is nothing to train on", "chunks")
     return example
@@ -172,6 +178,16 @@ def _old_logprobs(record: Record, chunk: Chunk, i: int, *, needed: bool) -> list
         if value > MAX_LOGPROB:
             raise record.bad(f"{value} is above 0 and no log-probability", f"chunks[{i}].logprobs[{j}]")
     return chunk.logprobs
+
+
+def _critic_values(record: Record, chunk: Chunk, i: int) -> tuple[list[float], list[float]]:
+    found = []
+    for name, values in ("values", chunk.values), ("returns", chunk.returns):
+        if values is UNSET:
+            message = "missing; a critic learns from what `strop advantage --gae` writes"
+            raise record.bad(message, f"chunks[{i}].{name}")
+        found.append(values)
+    return found[0], found[1]
 
 
 def _check_sampling(record: Record, sampling: Sampling, *, allowed: bool) -> None:

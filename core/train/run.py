@@ -18,6 +18,7 @@ from strop.core.train.checkpoints import (
     rewrite_about,
     write_checkpoint,
 )
+from strop.core.train.critic import CriticOptions, CriticReport, CriticTrainer
 from strop.core.train.loop import StepReport, Trainer
 from strop.core.train.setup import Setup
 
@@ -26,7 +27,8 @@ from strop.core.train.setup import Setup
 class RunOptions:
     """Where checkpoints go and when. `epochs`: updates made with each batch; `save_every` batches (0: at the end).
 
-    `options` are what a resumed run must have in common with the one it continues.
+    `options` are what a resumed run must have in common with the one it continues. With a `critic` each update trains
+    it first, on the values the records hold from before; `critic_only` then leaves the policy as it is.
     """
 
     out: Path
@@ -37,6 +39,9 @@ class RunOptions:
     fresh_optimizer: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     strop: str = ""
+    critic: CriticOptions | None = None
+    critic_only: bool = False
+    fresh_critic_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ class Update:
     """An update that was made, and of what."""
 
     batch: Batch
-    report: StepReport
+    report: StepReport | None
+    critic: CriticReport | None = None
 
 
 class Run:
@@ -100,6 +106,7 @@ class Run:
         self._make_trainer = make_trainer
         self._setup: Setup | None = None
         self._trainer: Trainer | None = None
+        self._critic: CriticTrainer | None = None
         self._consumed = list(start.consumed)
         self._unsaved = 0
         self._on_pack: Callable[[int], None] = lambda _: None
@@ -110,23 +117,29 @@ class Run:
         for batch in batches:
             if batch.examples:
                 for _ in range(self.options.epochs):
-                    yield Update(batch, self._update(batch))
+                    yield self._update(batch)
                 self._unsaved += 1
             self._consumed.extend(batch.groups)
             if self.options.save_every and self._unsaved >= self.options.save_every:
                 yield self._save(done=False)
         yield self._finish()
 
-    def _update(self, batch: Batch) -> StepReport:
+    def _update(self, batch: Batch) -> Update:
         trainer = self._ready()
+        critic = report = None
         try:
-            return trainer.update(batch.examples, self._on_pack)
+            if self._critic is not None:
+                critic = self._critic.update(batch.examples, self._on_pack)
+            if not self.options.critic_only:
+                report = trainer.update(batch.examples, self._on_pack)
         except RuntimeError as error:
             if "non-finite" not in str(error):
                 raise
             groups = ", ".join(batch.groups[:3])
-            message = f"the gradient of update {trainer.updates + 1} (groups {groups}...) is not finite"
+            whose = "critic's gradient" if self._critic is not None and critic is None else "gradient"
+            message = f"the {whose} of update {trainer.updates + 1} (groups {groups}...) is not finite"
             raise DataError(f"{message}; nothing of it was applied") from None
+        return Update(batch, report, critic)
 
     def _ready(self) -> Trainer:
         if self._trainer is None:
@@ -137,7 +150,21 @@ class Run:
                 self._trainer.continue_from(checkpoint.about.version)
                 if not self.options.fresh_optimizer or self.start.is_resumed:
                     self._load_optimizer(self._trainer, checkpoint)
+            self._critic = self._ready_critic(self._setup)
         return self._trainer
+
+    def _ready_critic(self, setup: Setup) -> CriticTrainer | None:
+        opened = setup.critic
+        if opened is None or self.options.critic is None:
+            return None
+        trainer = CriticTrainer(opened.critic, self.options.critic)
+        state = None if self.options.fresh_critic_optimizer and not self.start.is_resumed else opened.optimizer_state()
+        if state is not None:
+            try:
+                trainer.load_state(state)
+            except ValueError as error:
+                raise DataError(f"{opened.start}: {error}; --fresh-optimizer starts with a new one") from None
+        return trainer
 
     def _load_optimizer(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
         state = checkpoint.optimizer_state()
@@ -160,6 +187,13 @@ class Run:
         rewrite_about(self.last)
         return self.last
 
+    def _save_weights(self, folder: Path) -> None:
+        setup = self._setup
+        assert setup is not None
+        setup.save_weights(folder)
+        if setup.critic is not None:
+            setup.critic.save(folder, None if self._critic is None else self._critic.state())
+
     def _save(self, *, done: bool) -> Checkpoint:
         trainer = self._ready()
         setup = self._setup
@@ -175,7 +209,7 @@ class Run:
             consumed=list(self._consumed),
             strop=self.options.strop,
         )
-        self.last = write_checkpoint(self.options.out, about, trainer.state(), setup.save_weights)
+        self.last = write_checkpoint(self.options.out, about, trainer.state(), self._save_weights)
         self._unsaved = 0
         keep_newest(self.options.out, self.options.keep)
         return self.last

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from strop.core.models.load import ModelPath
     from strop.core.models.tokens import Tokenizer
     from strop.core.train.checkpoints import Checkpoint
+    from strop.core.train.critic_setup import OpenCritic
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken",
     "chat_template*", "generation_config.json",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CriticWish:
+    """A critic beside the policy: `start` is the folder of an earlier one, None begins with nothing."""
+
+    start: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class SetupOptions:
     dtype: str = "auto"
     offline: bool = False
     seed: int = 0
+    critic: CriticWish | None = None
 
     @property
     def trains_all(self) -> bool:
@@ -83,8 +92,17 @@ class Opener:
         return size if isinstance(size, int) else None
 
     def setup(self) -> Setup:
-        """The policy, loaded."""
-        return open_policy(self.options, self.base())
+        """The policy, loaded, and the critic where one is wanted."""
+        made = open_policy(self.options, self.base())
+        if self.options.critic is not None:
+            from strop.core.train.critic_setup import open_critic
+
+            wish = self.options.critic
+            made.critic = open_critic(
+                self.base(), wish.start, lora=self.options.lora, device=self.options.device, dtype=self.options.dtype,
+                seed=self.options.seed,
+            )  # fmt: skip
+        return made
 
 
 @dataclass(slots=True)
@@ -95,6 +113,7 @@ class Setup:
     base: ModelPath
     lora_rank: int | None
     save_weights: Callable[[Path], None]
+    critic: OpenCritic | None = None
 
 
 def open_policy(options: SetupOptions, base: ModelPath) -> Setup:
@@ -105,9 +124,9 @@ def open_policy(options: SetupOptions, base: ModelPath) -> Setup:
     from strop.core.models.load import load_model
 
     model = _with_adapter(load_model(base, device=options.device, dtype=options.dtype), options, base)
-    model.active_peft_config.base_model_name_or_path = _name_for_peft(base)
+    model.active_peft_config.base_model_name_or_path = name_for_peft(base)
     rank = int(model.active_peft_config.r)
-    return Setup(Policy(model), base, rank, lambda folder: _save(model, base, folder))
+    return Setup(Policy(model), base, rank, lambda folder: save_model(model, base, folder))
 
 
 def _open_full(options: SetupOptions, base: ModelPath) -> Setup:
@@ -119,7 +138,7 @@ def _open_full(options: SetupOptions, base: ModelPath) -> Setup:
     reference = load_model(base, device=options.device, dtype="float32") if options.needs_reference else None
     compute = choose_dtype(options.dtype, choose_device(options.device))
     policy = Policy(model, reference=reference, compute_dtype=compute)
-    return Setup(policy, base, None, lambda folder: _save(model, base, folder))
+    return Setup(policy, base, None, lambda folder: save_model(model, base, folder))
 
 
 def _check_kind(options: SetupOptions) -> None:
@@ -150,12 +169,13 @@ def _with_adapter(model: Any, options: SetupOptions, base: ModelPath) -> Any:
     return add_lora(model, options.lora, seed=options.seed)
 
 
-def _name_for_peft(base: ModelPath) -> str:
+def name_for_peft(base: ModelPath) -> str:
     """The name under which other tools find the base: a .gguf file means nothing to peft, its converted folder does."""
     return str(base.path) if base.name.endswith(".gguf") else base.name
 
 
-def _save(model: Any, base: ModelPath, folder: Path) -> None:
+def save_model(model: Any, base: ModelPath, folder: Path) -> None:
+    """Writes an adapter in peft's form, or a whole model with its tokenizer in Hugging Face's."""
     if hasattr(model, "get_base_model"):
         # Embedding layers are never trained here; an adapter that carries them is refused by vLLM.
         model.save_pretrained(str(folder), save_embedding_layers=False)

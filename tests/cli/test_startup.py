@@ -35,6 +35,7 @@ ROLLOUTS = "".join(
         (["calibrate", "--band", "0.2:0.8"], set()),
         (["synth-tasks", "arithmetic", "-n", "3"], set()),
         (["report", "--column", "a=b", "--quiet"], set()),
+        (["horizon"], set()),
         (["advantage", "--gigpo"], {"numpy"}),
         (["advantage", "--gaca"], {"numpy"}),
     ],

@@ -271,3 +271,60 @@ def test_output_that_cannot_be_written(train, tmp_path):
     result = train(input=rollouts(), out=tmp_path / "file" / "out", check=False)
     assert result.status == 74
     assert "Traceback" not in result.stderr
+
+
+def graded(groups=6, size=3, seed=0):
+    """Rollouts as `rollout` leaves them, rewarded for large ids."""
+    records = rollouts(groups, size, seed)
+    for record in records:
+        ids = record["chunks"][0]["token_ids"]
+        record["reward"] = float(sum(one > 20_000 for one in ids) > len(ids) / 2)
+        del record["advantage"]
+    return records
+
+
+def test_critic_and_policy_in_turns(train, run_strop, tmp_path):
+    """Values of the critic as it was, advantages and targets, then the critic's update before the policy's."""
+    out, given = tmp_path / "out", graded()
+    first = run_strop(["advantage", "--gae", "--critic", "zero"], given)
+    turn = train("--critic", "--critic-lr", "1e-2", input=first.stdout)
+    values = metrics(turn)
+    assert values[1, "explained_variance"] == 0
+    assert values[1, "value_mean"] == 0
+    assert {"critic_loss", "value_clip_share", "critic_grad_norm", "loss", "grad_norm"} <= {name for _, name in values}
+    assert sorted(file.name for file in (out / "latest" / "critic").iterdir()) == [
+        "adapter_config.json", "adapter_model.safetensors", "critic.json", "optimizer.pt", "value_head.safetensors",
+    ]  # fmt: skip
+    second = run_strop(["advantage", "--gae", "--critic", out], given, env=ENV)
+    assert len({value for r in second.records for value in r["chunks"][0]["values"]}) > 5
+    alone = train("--from", out, "--critic-only", "--epochs", "4", "--critic-lr", "1e-2", out=tmp_path / "alone",
+                  input=second.stdout)  # fmt: skip
+    losses = [r["value"] for r in alone.records if r.get("name") == "critic_loss"]
+    assert losses[-1] < losses[0]
+    assert not [r for r in alone.records if r.get("name") == "grad_norm"]
+    # The policy has not moved.
+    assert alone.records[-1]["sha256"] == turn.records[-1]["sha256"]
+    both = train("--from", out, "--critic-from", tmp_path / "alone", "--critic", out=tmp_path / "both",
+                 input=second.stdout)  # fmt: skip
+    assert both.records[-1]["version"] == 2
+    assert both.records[-1]["sha256"] != turn.records[-1]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--critic-lr", "1"], "--critic-lr goes with --critic"),
+        (["--critic", "--loss", "sft"], "not with --loss sft"),
+        (["--critic-from", "nowhere"], "no critic there"),
+    ],
+)
+def test_options_of_the_critic(train, args, says):
+    done = train(*args, check=False)
+    assert done.status == 2
+    assert says in done.stderr
+
+
+def test_a_critic_needs_targets(train):
+    done = train("--critic", input=rollouts(), check=False)
+    assert done.status == 65
+    assert "<stdin>:1: chunks[0].values: missing; a critic learns from" in done.stderr

@@ -18,7 +18,7 @@ json_values = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(max_size=8), json_values, max_size=6))
+@given(st.dictionaries(st.text(max_size=8).filter(lambda name: name != "kind"), json_values, max_size=6))
 def test_untouched_line_comes_back_byte_for_byte(fields):
     line = json.dumps({"kind": "whatever", **fields, "kind_of": 1}, ensure_ascii=False)
     record = Record.parse(line + "\r\n", HERE)
