@@ -1,0 +1,1 @@
+"""Where commands of an agent run: one protocol, in Docker or in processes of this machine."""
