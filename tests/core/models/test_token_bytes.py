@@ -1,0 +1,64 @@
+"""The bytes of a token id: byte-level alphabets, byte tokens, special tokens, ids that nobody knows."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strop.core.models.load import load_tokenizer, resolve_model
+from strop.core.models.token_bytes import TokenBytes
+from strop.core.models.tokens import Tokenizer
+
+
+def joined(decode, ids):
+    return b"".join(map(decode, ids))
+
+
+def test_the_bytes_of_ids_are_those_of_their_text(smol):
+    tokenizer = load_tokenizer(resolve_model(str(smol)))
+    decode = TokenBytes(tokenizer)
+
+    @given(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20), st.text())
+    def run(drawn, text):
+        shown = tokenizer.inner.decode(drawn, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert joined(decode, drawn).decode("utf-8", "replace") == shown
+        assert joined(decode, tokenizer.inner(text, add_special_tokens=False)["input_ids"]) == text.encode()
+
+    run()
+    # A character over several tokens, and an end token, which is spelled out.
+    ids = tokenizer.inner("\u65e5\U0001f642<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert len(ids) > 3
+    assert joined(decode, ids) == "\u65e5\U0001f642<|im_end|>".encode()
+    # A row of the model's vocabulary that the tokenizer does not know.
+    assert decode(60_000) == b""
+
+
+def test_every_byte_has_its_token(make_tokenizer):
+    tokenizer = make_tokenizer()
+    decode = TokenBytes(tokenizer)
+    assert sorted(decode(id_) for id_ in range(4, 260)) == [bytes([byte]) for byte in range(256)]
+    assert [decode(id_) for id_ in range(4)] == [b"<unk>", b"<s>", b"</s>", b"<pad>"]
+
+
+def test_a_tokenizer_with_byte_tokens():
+    """Spelled as SentencePiece does: a space is its own letter, and what the vocabulary lacks is written in bytes."""
+    from tokenizers import AddedToken, decoders, models, normalizers
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+    space = "\u2581"
+    vocabulary = {
+        "<unk>": 0,
+        **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)},
+        space: 257,
+        "a": 258,
+        space + "a": 259,
+    }
+    inner = Backend(models.BPE(vocab=vocabulary, merges=[(space, "a")], byte_fallback=True, unk_token="<unk>"))
+    inner.normalizer = normalizers.Replace(" ", space)
+    inner.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner.add_special_tokens([AddedToken("<end>", special=True)])
+    decode = TokenBytes(Tokenizer(PreTrainedTokenizerFast(tokenizer_object=inner), eos_ids=frozenset(), vocab_size=261))
+    text = "a a\u00fc\U0001f642<end>"
+    assert joined(decode, inner.encode(text).ids) == text.encode()
+    assert decode(300) == b""
