@@ -18,7 +18,11 @@ def test_the_bytes_of_ids_are_those_of_their_text(smol):
     tokenizer = load_tokenizer(resolve_model(str(smol)))
     decode = TokenBytes(tokenizer)
 
-    @given(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20), st.text())
+    # Not any text: this vocabulary has no token for some bytes (most control characters), and its encoder loses them.
+    @given(
+        st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20),
+        st.text("aZ 0\n\t.<|>{}\u00e9\u00df\u65e5\u672c\u2028\U0001f642\U0001f9ea"),
+    )
     def run(drawn, text):
         shown = tokenizer.inner.decode(drawn, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert joined(decode, drawn).decode("utf-8", "replace") == shown
