@@ -103,9 +103,12 @@ class DockerSandboxes:
     def _create(self, name: str, image: str, spec: SandboxSpec, workdir: str) -> None:
         import docker.errors
 
+        # The engine gives a command no capability that its first process has not.
+        idle_user = "0:0" if spec.capabilities else IDLE_USER
+
         def create() -> None:
             self.api.create_container(
-                image, ["-c", IDLE], name=name, hostname="sandbox", entrypoint=["sh"], user=IDLE_USER,
+                image, ["-c", IDLE], name=name, hostname="sandbox", entrypoint=["sh"], user=idle_user,
                 working_dir=workdir, stdin_open=True, labels=self.labels, healthcheck={"test": ["NONE"]},
                 host_config=self._host_config(spec),
             )  # fmt: skip
@@ -155,6 +158,10 @@ class DockerSandboxes:
     def _remove_image(self, image: str) -> None:
         gone_is_fine(lambda: self.slow_api.remove_image(image, force=True), "removing a snapshot")
 
+    def _remove_images(self, images: Sequence[str]) -> None:
+        for image in images:
+            self._remove_image(image)
+
     def commit(self, sandbox: DockerSandbox) -> Snapshot:
         """Makes an image of a sandbox's files; its processes stand still meanwhile."""
         with self._lock:
@@ -179,7 +186,7 @@ class DockerSandboxes:
             images = [one["Id"] for one in self._labelled(self.api.images)]
         run_all([lambda one=one: self._remove_container(one) for one in containers])  # type: ignore[misc]
         # One after the other, the newest first: a snapshot may stand on an older one.
-        run_all([lambda: [self._remove_image(one) for one in images] and None])
+        run_all([lambda: self._remove_images(images)])
         return len(containers) + len(images)
 
     def _labelled(self, listing: Callable[..., list[dict[str, Any]]], **options: Any) -> list[dict[str, Any]]:
@@ -200,7 +207,7 @@ class DockerSandboxes:
         run_all([lambda name=name: self._remove_container(name) for name in containers])  # type: ignore[misc]
         left_s = max(1.0, CLOSE_LIMIT_S - (time.monotonic() - started))
         if images:
-            run_all([lambda: [self._remove_image(one) for one in images] and None], left_s)
+            run_all([lambda: self._remove_images(images)], left_s)
         for sandbox in containers.values():
             if sandbox is not None:
                 sandbox.hang_up()

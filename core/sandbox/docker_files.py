@@ -86,7 +86,7 @@ def put_entries(api: Any, container: str, entries: list[Entry], folders: list[st
     if not entries and not made:
         return
     with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as spool:
-        archive(entries, *owner, list(made), spool)  # type: ignore[arg-type]
+        archive(entries, *owner, list(made), spool)
         spool.seek(0)
         api.put_archive(container, "/", spool)
 

@@ -64,7 +64,7 @@ class ProcessSandboxes:
         self._lock = threading.Lock()
         self._folders: list[Path] = []
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._closed = False
+        self.closed = False
         atexit.register(self.close)
 
     def start(self, spec: SandboxSpec) -> ProcessSandbox:
@@ -92,7 +92,7 @@ class ProcessSandboxes:
     def new_folder(self) -> Path:
         """An empty folder that says whose it is."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise SandboxLost("the driver is closed")
             try:
                 folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{self.run_id}-{next(self._numbers)}-"))
@@ -112,7 +112,7 @@ class ProcessSandboxes:
         """Takes note of a command that runs, so that `close` can end it."""
         with self._lock:
             self._running.add(process)
-            if self._closed:
+            if self.closed:
                 process.terminate()
 
     def ended(self, process: subprocess.Popen[bytes]) -> None:
@@ -135,11 +135,10 @@ class ProcessSandboxes:
         """Ends what runs and removes all folders, within CLOSE_LIMIT_S."""
         atexit.unregister(self.close)
         with self._lock:
-            self._closed = True
+            self.closed = True
             folders = self._folders[:]
             self._folders.clear()
             for process in self._running:
-                # One that has ended is not reaped before it is taken out of the set, or not signalled if it is.
                 process.terminate()
         run_all([lambda folder=folder: _remove(folder) for folder in folders])  # type: ignore[misc]
 
@@ -206,7 +205,7 @@ class ProcessSandbox:
             self._driver.started(process)
 
         try:
-            return run(
+            result = run(
                 launch, env=variables, cwd=cwd, stdin=stdin, started=started,
                 timeout_s=limits.wall_clock_s if timeout_s is None else timeout_s,
                 output_bytes=limits.output_bytes if output_bytes is None else output_bytes,
@@ -216,6 +215,9 @@ class ProcessSandbox:
         finally:
             for process in known:
                 self._driver.ended(process)
+        if self._driver.closed:
+            raise SandboxLost("the driver was closed during a command")
+        return result
 
     def _wrapping(self, workdir: str) -> list[str]:
         """The arguments of bubblewrap."""

@@ -57,7 +57,7 @@ class SandboxSpec:
     machine's own, read only). `workdir` is where commands run and relative paths begin; it and `folders` (absolute) are
     made if absent, and the agent may write there. `env` is added for each command. `user` (a name or uid[:gid], Docker
     only) runs the commands; default: the image's own. `capabilities` (Docker only, e.g. "CHOWN") are given back; all
-    others are dropped.
+    others are dropped. With one of them, a command that is root can end its own sandbox, which then is lost.
     """
 
     image: str | None = None

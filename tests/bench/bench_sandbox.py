@@ -65,9 +65,9 @@ def main() -> None:
     def took(name: str, seconds: float) -> None:
         times.setdefault(name, []).append(seconds)
 
-    with ProcessSandboxes() as processes, processes.start(SandboxSpec()) as sandbox:
+    with ProcessSandboxes() as processes, processes.start(SandboxSpec()) as plain:
         for _ in range(TURNS * EXECS):
-            took("process exec", exec_s(sandbox))
+            took("process exec", exec_s(plain))
     try:
         driver = DockerSandboxes()
     except StropError as error:

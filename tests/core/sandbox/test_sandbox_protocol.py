@@ -25,12 +25,11 @@ def test_a_text_goes_to_the_shell(box):
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "exit_code"),
-    [(["no-such-program"], 127), ("kill -9 $$", 137), ("kill -11 $$", 139), ("exit 255", 255), ([], 0)],
-)
-def test_exit_codes(box, command, exit_code):
-    assert box.exec(command).exit_code == exit_code
+def test_exit_codes(box):
+    for command, exit_code in (
+        (["no-such-program"], 127), ("kill -9 $$", 137), ("kill -11 $$", 139), ("exit 255", 255), ([], 0),
+    ):  # fmt: skip
+        assert box.exec(command).exit_code == exit_code, command
 
 
 def test_stdin_ends_and_may_be_large_or_unread(box):
@@ -146,14 +145,15 @@ def test_files_that_are_not_there(box):
             call()
 
 
-@pytest.mark.parametrize("path", ["../out", "a/../../out", "/work/../etc/passwd", "..", "", "a\0b"])
-def test_paths_cannot_climb_out(box, path):
-    for call in (
-        lambda: box.put(path, b""), lambda: box.get(path), lambda: box.get_folder(path), lambda: box.path(path),
-        lambda: box.put("folder", {path: b""}), lambda: box.exec("true", workdir=path or ".."),
-    ):  # fmt: skip
-        with pytest.raises(SandboxRefused):
-            call()
+def test_paths_cannot_climb_out(box):
+    for path in ("../out", "a/../../out", "/work/../etc/passwd", "..", "", "a\0b"):
+        for call in (
+            lambda p=path: box.put(p, b""), lambda p=path: box.get(p), lambda p=path: box.get_folder(p),
+            lambda p=path: box.path(p), lambda p=path: box.put("folder", {p: b""}),
+            lambda p=path: box.exec("true", workdir=p or ".."),
+        ):  # fmt: skip
+            with pytest.raises(SandboxRefused):
+                call()
 
 
 def test_names_in_a_folder_are_relative(box):
