@@ -97,6 +97,7 @@ def _normalized(
         if best is not None and s > best.s + best.u:
             break
         start = len(prompt) - s
+        # Nothing fits, or only with all of the answer dropped.
         if sampled and following[start : start + 1] != sampled[:1]:
             continue
         num_kept = shared_prefix(sampled, following[start : start + len(sampled)])
