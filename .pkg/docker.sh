@@ -31,12 +31,14 @@ give_up() {
 
 answers() { docker -H "unix://$socket" version >"$folder/version.log" 2>&1; }
 
-# The pid of our dockerd, if it still is one and not another process with its number.
-running_pid() {
+# pid_of FILE: the pid in a pid file, if it still is a process of ours and not another one with its number.
+pid_of() {
   local pid
-  pid=$(cat "$pidfile" 2>/dev/null) || return 1
-  [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF -- "$pidfile" && echo "$pid"
+  pid=$(cat "$1" 2>/dev/null) || return 1
+  [ -n "$pid" ] && tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -qF -- "$folder/" && echo "$pid"
 }
+
+running_pid() { pid_of "$pidfile"; }
 
 install_missing() {
   local missing=() recommended=() package program
@@ -68,6 +70,11 @@ install_missing() {
 start_engine() {
   local init pid waited
   init=$(command -v docker-init || command -v tini)
+  # What a killed engine left would be taken for a running one, if its number is another process's by now.
+  local left
+  for left in "$pidfile" "$folder/exec/containerd/containerd.pid"; do
+    pid_of "$left" >/dev/null 2>&1 || rm -f "$left"
+  done
   # No bridge and no packet filter: the tests' containers have no network, and the machine's is left as it is.
   setsid nohup dockerd --data-root "$folder/data" --exec-root "$folder/exec" --pidfile "$pidfile" \
     -H "unix://$socket" --bridge=none --iptables=false --ip6tables=false ${init:+--init-path "$init"} \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,9 +47,21 @@ def connect(connect_s: float) -> tuple[Any, Any]:
         quick.timeout = CALL_S
         return quick, docker.from_env(timeout=COPY_S).api
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
+        host = os.environ.get("DOCKER_HOST") or "the default socket"
         raise Unavailable(
-            f"no Docker engine answers ({error}); start one (systemctl start docker), or name one in DOCKER_HOST"
+            f"no Docker engine answers at {host} ({_reason(error)}); start one (systemctl start docker), or name one "
+            "in DOCKER_HOST"
         ) from None
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said, below the layers that wrap it."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.strerror:
+            return below.strerror
+        below = below.__cause__ or below.__context__
+    return str(error)
 
 
 def gone_is_fine(remove: Callable[[], object], doing: str) -> None:

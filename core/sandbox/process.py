@@ -104,7 +104,7 @@ class ProcessSandboxes:
 
     def remove(self, folder: Path) -> None:
         """Removes a folder of this run."""
-        run_all([lambda: _remove(folder)])
+        run_all([lambda: tree.remove_tree(folder)])
         with self._lock, contextlib.suppress(ValueError):
             self._folders.remove(folder)
 
@@ -128,7 +128,7 @@ class ProcessSandboxes:
                 owner = Owner.parse((folder / OWNER_FILE).read_text(encoding="utf-8"))
                 if owner is not None and owner.is_dead() and folder.lstat().st_uid == os.getuid():
                     dead.append(folder)
-        run_all([lambda folder=folder: _remove(folder) for folder in dead])  # type: ignore[misc]
+        run_all([lambda folder=folder: tree.remove_tree(folder) for folder in dead])  # type: ignore[misc]
         return len(dead)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class ProcessSandboxes:
             self._folders.clear()
             for process in self._running:
                 process.terminate()
-        run_all([lambda folder=folder: _remove(folder) for folder in folders])  # type: ignore[misc]
+        run_all([lambda folder=folder: tree.remove_tree(folder) for folder in folders])  # type: ignore[misc]
 
     def __enter__(self) -> Self:
         return self
@@ -321,11 +321,6 @@ def _copy(source: Path, target: Path) -> None:
             tree.copy_tree(source / part, target / part)
         except (OSError, shutil.Error) as error:
             raise SandboxLost(f"copying the files of a sandbox: {error}") from None
-
-
-def _remove(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        tree.remove_tree(folder)
 
 
 def _trouble_with_bubblewrap() -> str:

@@ -10,7 +10,6 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from strop.core.sandbox.files import Entry
 from strop.core.sandbox.protocol import SandboxRefused
@@ -109,16 +108,14 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder, also where its owner may not write in one below."""
-
-    def open_up(function: Any, name: str, _: Any) -> None:
-        with contextlib.suppress(OSError):
-            Path(name).parent.chmod(0o700)
-            if not Path(name).is_symlink():
-                Path(name).chmod(0o700)
-            if function is os.rmdir or function is os.unlink:
-                function(name)
-            else:
-                shutil.rmtree(name, ignore_errors=True)
-
-    shutil.rmtree(path, onerror=open_up)
+    """Removes a folder of ours, also where modes inside forbid it; nothing if it is not there. Raises OSError."""
+    shutil.rmtree(path, ignore_errors=True)
+    if not path.exists():
+        return
+    path.chmod(0o700)
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            # Before the walk goes into it; a link may point anywhere and is left as it is.
+            if not (below := Path(folder, name)).is_symlink():
+                below.chmod(0o700)
+    shutil.rmtree(path)

@@ -24,7 +24,7 @@ TURNS = 9
 EXECS = 5
 START_BAR_S = 0.7
 SIDE_BY_SIDE = 8
-SLEEP_S = 6.0
+SLEEP_S = 10.0
 
 
 def by_hand(*words: str) -> float:

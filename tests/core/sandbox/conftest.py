@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,22 +61,24 @@ def image(engine) -> str:
 
 
 @pytest.fixture(scope="session")
-def shell_less(engine) -> str:
+def shell_less(engine) -> Iterator[str]:
     """An image that holds one text file."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("readme"))
     engine.api.import_image_from_data(data.getvalue(), repository="strop-test", tag="shell-less")
-    return "strop-test:shell-less"
+    yield "strop-test:shell-less"
+    engine.api.remove_image("strop-test:shell-less", force=True)
 
 
 @pytest.fixture(scope="session")
-def user_image(engine, image) -> str:
+def user_image(engine, image) -> Iterator[str]:
     """The image with a user of its own, and a working folder that is that user's."""
     container = engine.api.create_container(image, ["true"])["Id"]
     engine.api.commit(container, repository="strop-test", tag="user", conf={"User": "nobody"})
     engine.api.remove_container(container)
-    return "strop-test:user"
+    yield "strop-test:user"
+    engine.api.remove_image("strop-test:user", force=True)
 
 
 @contextlib.contextmanager

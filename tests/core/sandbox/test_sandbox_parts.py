@@ -22,6 +22,7 @@ from strop.core.sandbox.cleanup import run_all
 from strop.core.sandbox.open import open_sandboxes
 from strop.core.sandbox.owner import Owner
 from strop.core.sandbox.process import ProcessSandboxes
+from strop.core.sandbox.process_files import remove_tree
 from strop.core.sandbox.protocol import MIB, Limits, SandboxRefused, SandboxSpec
 
 
@@ -120,6 +121,7 @@ def test_limits_of_a_process(processes):
 PROCESS_OWNER = """
 import os, sys
 from strop.core.sandbox.process import ProcessSandboxes
+from strop.core.sandbox.process_files import remove_tree
 from strop.core.sandbox.protocol import SandboxSpec
 driver = ProcessSandboxes(bubblewrap=sys.argv[1] == "True")
 sandbox = driver.start(SandboxSpec())
@@ -243,3 +245,34 @@ def test_a_forgotten_sandbox_goes_with_its_process(tmp_path):
         [sys.executable, "-c", script], check=True, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True
     )
     assert list(tmp_path.iterdir()) == []
+
+
+REMOVE = """
+import os, sys
+from pathlib import Path
+from strop.core.sandbox.process_files import remove_tree
+if os.getuid() == 0:
+    # Root is not held to modes.
+    os.seteuid(65534)
+remove_tree(Path(sys.argv[1]))
+"""
+
+
+def test_removing_a_folder_never_touches_what_is_above():
+    # Not pytest's own folder: another user must reach it.
+    with tempfile.TemporaryDirectory() as name:
+        above = Path(name)
+        tree = above / "tree"
+        remove_tree(tree)
+        (tree / "a" / "b").mkdir(parents=True)
+        (tree / "a" / "b" / "file").write_text("")
+        (tree / "a" / "out").symlink_to(above)
+        for folder, mode in ((tree / "a" / "b", 0), (tree / "a", 0), (tree, 0o500)):
+            folder.chmod(mode)
+        above.chmod(0o755)
+        if os.getuid() == 0:
+            for path in [above, tree, *tree.rglob("*")]:
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        subprocess.run([sys.executable, "-c", REMOVE, tree], check=True)
+        assert not tree.exists()
+        assert above.stat().st_mode & 0o777 == 0o755
