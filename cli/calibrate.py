@@ -10,7 +10,7 @@ import msgspec
 
 from strop.cli import calibrate_options as opt
 from strop.cli import model_options as models
-from strop.cli import rollout as sampling
+from strop.cli import rollout_options as sampling
 from strop.cli.session import Session, tool
 from strop.core.errors import DataError, OutputFailed, Unavailable, UsageError
 from strop.core.records import Record

@@ -31,7 +31,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine", metavar="ENGINE",
         help="transformers, vllm or server; auto: server with --endpoint, vllm where it is installed and a GPU is "
-        "there, else transformers.",
+        "there, else transformers. script:FILE says what is written in FILE (see the manual).",
     ),
 ]  # fmt: skip
 Endpoint = Annotated[

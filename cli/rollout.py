@@ -5,94 +5,53 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-import typer
 
 from strop.cli import model_options as models
+from strop.cli import rollout_options as opt
 from strop.cli.session import Session, tool
 from strop.core.errors import DataError, Unavailable, UsageError
 from strop.core.records import Metric, Record, Task
 from strop.core.rollout.attempts import AttemptMaker, SamplingChoice, Tally
+from strop.core.rollout.grading import Grader
 from strop.core.streams import Output, read_records
+from strop.core.tasks.rewards import SCALE, RewardRule
 
 if TYPE_CHECKING:
     from strop.core.engines.open import EngineOptions
+    from strop.core.envs.shell_tasks import ShellRoom
     from strop.core.rollout.loop import Work
     from strop.core.tasks.verifiers import Verifiers
-
-Samples = Annotated[int, typer.Option("-n", "--samples", min=1, help="Samples of each task: the size of its group.")]
-Seed = Annotated[
-    int, typer.Option("--seed", help="Each sample's own seed derives from this, the task's id and its index.")
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temperature", min=0.0, help="0 is greedy. Unset: the task's hint, else 1.", show_default=False),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        "--top-p",
-        min=0.0,
-        max=1.0,
-        help="Keep the smallest set of tokens of this mass; 1 keeps all. Below 1, `train` may refuse (see its help).",
-        show_default=False,
-    ),
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", min=0, help="Keep the K likeliest tokens; 0 keeps all.", show_default=False)
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens", min=1, help="Most tokens of a response. Unset: the task's hint, else 256.", show_default=False
-    ),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="End a response at this text (several times; \\n is a line end).", show_default=False),
-]
-Concurrency = Annotated[
-    int,
-    typer.Option(
-        "--concurrency", min=0, help="Samples in flight; 0 lets the engine choose. It changes speed, not samples."
-    ),
-]
-Unordered = Annotated[
-    bool, typer.Option("--unordered", help="Write rollouts as they finish, not in the order of the tasks.")
-]
-Rescore = Annotated[bool, typer.Option("--rescore", help="Sample nothing: verify the rollouts of the input again.")]
-TasksFile = Annotated[
-    Path | None, typer.Option("--tasks", metavar="FILE", help="With --rescore: tasks that do not travel in the stream.")
-]
-MetricsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--metrics",
-        metavar="FILE",
-        help="Append metric records of the run (tokens, seconds, pass rate, stops) to FILE.",
-    ),
-]
-
 
 @tool(reads=("task", "rollout"), writes=("rollout",), slow=True)
 def command(
     io: Session,
     model: models.Model = None,
-    samples: Samples = 1,
-    seed: Seed = 0,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    max_tokens: MaxTokens = None,
-    stop: Stop = None,
-    concurrency: Concurrency = 0,
-    unordered: Unordered = False,
-    rescore: Rescore = False,
-    tasks: TasksFile = None,
-    metrics: MetricsFile = None,
+    samples: opt.Samples = 1,
+    seed: opt.Seed = 0,
+    temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
+    max_tokens: opt.MaxTokens = None,
+    stop: opt.Stop = None,
+    concurrency: opt.Concurrency = 0,
+    unordered: opt.Unordered = False,
+    rescore: opt.Rescore = False,
+    tasks: opt.TasksFile = None,
+    metrics: opt.MetricsFile = None,
+    sandbox: opt.SandboxKind = "auto",
+    image: opt.Image = None,
+    max_turns: opt.MaxTurns = 75,
+    max_time: opt.MaxTime = 3000.0,
+    reward: opt.RewardName = None,
+    reward_scale: opt.RewardScale = SCALE,
+    length_penalty: opt.LengthPenalty = 0.0,
+    free_tokens: opt.FreeTokens = 0,
+    truncated_reward: opt.TruncatedReward = None,
     adapter: models.Adapter = None,
     engine: models.EngineName = "auto",
     endpoint: models.Endpoint = None,
@@ -111,29 +70,40 @@ def command(
     The transformers engine gives the same bytes for the same seed, options and model, whatever the concurrency, the
     neighbours or a --resume. With the engines vllm and server repeatability is what those engines promise.
 
+    --reward makes the reward of the outcome and of the assertions in the verifier's report. With --rescore it grades
+    stored rollouts by what they hold, and no verifier runs.
+
     \b
     Examples:
       strop synth-tasks arithmetic -n 24 | strop rollout --model M -n 8 --seed 1 > rollouts.jsonl
       strop rollout --endpoint http://localhost:8000 -n 16 tasks.jsonl
       strop rollout --model M -n 8 --resume rollouts.jsonl tasks.jsonl
       strop rollout --rescore rollouts.jsonl > again.jsonl
+      strop rollout --rescore --reward assertions --reward-scale 6 trials.jsonl > graded.jsonl
 
     \b
     Input fields:
       task: id, prompt, env, verifier, reference, sampling, statement_version
-      rollout (with --rescore): id, task, response
+      rollout (with --rescore): id, task, response; with --reward also success, assertions
+      ({name, status}), report_error, stop, error, chunks (sampled)
 
     \b
     Output fields:
       rollout: id, task, group, group_size, sample, seed, policy, sampling, chunks, response,
-      turns, steps, reward, success, verdict, stop, error, provenance
+      turns, steps, reward, success, verdict, stop, error, provenance; with --reward grading
+      {rule, source, cause, passed, total, scale}
 
     \b
     Memory:
       the model, and the rollouts in flight; with --rescore the tasks seen.
     """
+    grader = None
+    if reward is not None:
+        grader = Grader(RewardRule(reward, reward_scale, length_penalty, free_tokens, truncated_reward))
+    elif length_penalty or free_tokens or truncated_reward is not None:
+        raise UsageError("--length-penalty, --free-tokens and --truncated-reward go with --reward pass")
     if rescore:
-        _rescore(io, tasks)
+        _rescore(io, tasks, grader)
         return
     if tasks is not None:
         raise UsageError("--tasks goes with --rescore")
@@ -146,14 +116,26 @@ def command(
     if io.dry_run:
         _plan(io, options, choice, samples)
         return
+    shell = _shell_room(sandbox, image, max_turns, max_time)
     _sample(
-        io, options, choice, samples=samples, seed=seed, concurrency=concurrency, ordered=not unordered, metrics=metrics
-    )
+        io, options, choice, samples=samples, seed=seed, concurrency=concurrency, ordered=not unordered,
+        metrics=metrics, grader=grader, shell=shell,
+    )  # fmt: skip
+
+
+def _shell_room(sandbox: str, image: str | None, max_turns: int, max_time: float) -> ShellRoom:
+    """What makes episodes in a sandbox; its driver is opened when a task wants one."""
+    from strop.core.envs.shell import EpisodeLimits
+    from strop.core.envs.shell_tasks import ShellRoom
+    from strop.core.sandbox.open import open_sandboxes
+
+    return ShellRoom(lambda: open_sandboxes(sandbox), EpisodeLimits(max_turns, max_time_s=max_time), image)
 
 
 def _sample(
     io: Session, options: EngineOptions, choice: SamplingChoice, *,
-    samples: int, seed: int, concurrency: int, ordered: bool, metrics: Path | None,
+    samples: int, seed: int, concurrency: int, ordered: bool, metrics: Path | None, grader: Grader | None,
+    shell: ShellRoom,
 ) -> None:  # fmt: skip
     from strop.core.engines.open import open_engine, open_tokenizer
     from strop.core.rollout.loop import RolloutLoop
@@ -166,8 +148,11 @@ def _sample(
         # No task, no model: nothing is loaded for an empty stream.
         return
     tokenizer = open_tokenizer(options)
-    with open_engine(options) as engine, open_verifiers() as verifiers, io.progress("rollouts") as progress:
-        maker = AttemptMaker(engine, tokenizer, seed=seed, choice=choice)
+    with (
+        open_engine(options) as engine, open_verifiers() as verifiers, closing(shell),
+        io.progress("rollouts") as progress,
+    ):  # fmt: skip
+        maker = AttemptMaker(engine, tokenizer, seed=seed, choice=choice, shell=shell)
         in_flight = concurrency or engine.concurrency
         loop = RolloutLoop(engine, maker, verifiers.verify, concurrency=in_flight, ordered=ordered, on_bad=io.reject)
         io.detail(
@@ -177,10 +162,13 @@ def _sample(
         started = time.monotonic()
         for given in loop.run(_work(io, rest, maker, verifiers, samples)):
             if given.made:
+                if grader is not None:
+                    grader.grade(given.record)
                 io.emit(given.record, provenance)
                 progress.add()
             else:
                 io.write(given.record)
+        _say_grading(io, grader)
         _report(io, maker.tally, time.monotonic() - started, metrics)
 
 
@@ -275,7 +263,12 @@ def _plan(io: Session, options: EngineOptions, choice: SamplingChoice, samples: 
     )
 
 
-def _rescore(io: Session, tasks: Path | None) -> None:
+def _say_grading(io: Session, grader: Grader | None) -> None:
+    for line in grader.tally.lines(grader.rule) if grader is not None else ():
+        io.note(line)
+
+
+def _rescore(io: Session, tasks: Path | None, grader: Grader | None) -> None:
     from strop.core.rollout.rescore import Rescorer
     from strop.core.tasks.verifiers import open_verifiers
 
@@ -284,7 +277,8 @@ def _rescore(io: Session, tasks: Path | None) -> None:
         for record in read_records([str(tasks)], sys.stdin.buffer) if tasks else ():
             if record.kind == "task":
                 rescorer.add_task(record)
-        handle: dict[str, Callable[[Record], None]] = {"task": rescorer.add_task, "rollout": rescorer.rescore}
+        rescore = rescorer.rescore if grader is None else grader.grade
+        handle: dict[str, Callable[[Record], None]] = {"task": rescorer.add_task, "rollout": rescore}
         for record in io.records():
             try:
                 if record.kind in handle:
@@ -293,6 +287,9 @@ def _rescore(io: Session, tasks: Path | None) -> None:
                 io.reject(error, record)
                 continue
             io.write(record)
+    if grader is not None:
+        _say_grading(io, grader)
+        return
     io.note(
         f"{rescorer.num_rescored} rollouts verified again, {rescorer.num_changed} rewards changed"
         + (f", {rescorer.num_left} without a response left as they were" if rescorer.num_left else "")

@@ -81,7 +81,28 @@ class Session:
         else:
             self._output = Output(path=Path(self._output_name), flush_each=self._flush_each)
         self._stack.enter_context(self._output)
+        if self.slow:
+            self._stack.enter_context(self._logs_heard())
         return self
+
+    @contextlib.contextmanager
+    def _logs_heard(self) -> Iterator[None]:
+        """What core logs leaves as our own messages: warnings as such, the rest with --verbose."""
+        import logging
+
+        class Heard(logging.Handler):
+            def emit(handler, record: logging.LogRecord) -> None:  # noqa: N805 (`self` is the session)
+                (self.warn if record.levelno >= logging.WARNING else self.detail)(record.getMessage())
+
+        logger, handler = logging.getLogger("strop"), Heard()
+        logger.addHandler(handler)
+        before, logger.propagate = (logger.level, logger.propagate), False
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.level, logger.propagate = before
 
     def __exit__(self, *failure: Any) -> None:
         """Completes or abandons the output; a signal leaves what a slow tool finished beside an atomic file."""

@@ -21,7 +21,7 @@ FamilyName = Annotated[
     str | None,
     typer.Argument(
         metavar="FAMILY",
-        help="arithmetic, countdown, reasoning-gym:NAME, or file:PATH, with a slice file:PATH[10:20].",
+        help="arithmetic, countdown, reasoning-gym:NAME, file:PATH, with a slice file:PATH[10:20], or harbor:DIR.",
         show_default=False,
     ),
 ]

@@ -102,6 +102,8 @@ class Rollout(Struct, kw_only=True, omit_defaults=True):
     response: str | None = None
     reward: float | None = None
     success: bool | None = None
+    assertions: list[dict[str, Any]] | None = None
+    grading: dict[str, Any] | None = None
     stop: str | None = None
     advantage: float | None = None
     error: str | None = None
@@ -126,7 +128,8 @@ class Task(Struct, kw_only=True, omit_defaults=True):
     """Something to attempt. `reference` is for verifiers and is never shown to the policy.
 
     `prompt` is text, or chat messages ({"role", "content"}); `verifier` is {"name": ..., and what it needs}; `sampling`
-    holds hints ("stop", "max_tokens") that apply where the user of `rollout` says nothing else.
+    holds hints ("stop", "max_tokens") that apply where the user of `rollout` says nothing else; `sandbox` is what the
+    env `shell` starts an agent in.
     """
 
     id: str
@@ -134,6 +137,7 @@ class Task(Struct, kw_only=True, omit_defaults=True):
     env: str = "answer"
     verifier: dict[str, Any] | None = None
     reference: Any = None
+    sandbox: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
     statement_version: int = 1
     parent: str | None = None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MODEL_MISSING = "--model is missing: a folder, a hub id or a .gguf file; with --endpoint, the model that is served"
 ENGINES = ("auto", "transformers", "vllm", "server")
+SCRIPT = "script:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,12 @@ def choose_engine(options: EngineOptions) -> str:
     Raises UsageError for an engine that is unknown or does not fit the other options.
     """
     name = options.engine
+    if name.startswith(SCRIPT):
+        if not options.model:
+            raise UsageError(f"--engine {name} needs a --model, for its tokenizer and chat template")
+        return "script"
     if name not in ENGINES:
-        raise UsageError(f"--engine {name}: expected one of {', '.join(ENGINES)}")
+        raise UsageError(f"--engine {name}: expected one of {', '.join(ENGINES)}, or script:FILE")
     if options.endpoints and name not in ("auto", "server"):
         raise UsageError(f"--endpoint goes with --engine server, not with {name}")
     if name == "server" and not options.endpoints:
@@ -72,6 +77,8 @@ def open_engine(options: EngineOptions) -> Engine:
         return _open_server(options)
     if name == "vllm":
         return _open_vllm(options)
+    if name == "script":
+        return _open_script(options)
     from strop.core.engines.transformers import TransformersEngine
 
     return TransformersEngine.open(options)
@@ -88,6 +95,15 @@ def _open_vllm(options: EngineOptions) -> Engine:
         device=options.device, dtype=options.dtype, gpu_memory=options.gpu_memory, max_context=options.max_context,
         seed=options.seed,
     )  # fmt: skip
+
+
+def _open_script(options: EngineOptions) -> Engine:
+    from strop.core.engines.script import ScriptEngine
+    from strop.core.models.load import context_length, load_tokenizer
+
+    model, _ = resolve_policy(options)
+    file = Path(options.engine.removeprefix(SCRIPT))
+    return ScriptEngine(file, load_tokenizer(model), context_length(model, options.max_context))
 
 
 def _open_server(options: EngineOptions) -> Engine:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strop.core.records import Chunk, Span
 
@@ -16,17 +18,50 @@ if TYPE_CHECKING:
 class AnswerEpisode:
     """One attempt in the env `answer`.
 
-    The rollout loop feeds `prompt_ids` to an engine, hands the completion to `advance`, and goes on while that returns
-    the next token ids to feed; here it never does.
+    The policy speaks once, and there is nothing to act on and nothing to hold (see core/envs/episode.py).
     """
+
+    has_sandbox: ClassVar[bool] = False
 
     prompt_ids: list[int]
     completion: Completion | None = field(default=None)
 
-    def advance(self, completion: Completion) -> list[int] | None:
-        """Takes the policy's turn; None ends the episode."""
+    @property
+    def stop(self) -> str:
+        """The completion's own reason."""
+        return "" if self.completion is None else self.completion.stop
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of the response."""
+        return 0 if self.completion is None else len(self.completion.token_ids)
+
+    def advance(self, completion: Completion) -> None:
+        """Takes the policy's turn, which ends the episode: there is nothing to act on."""
         self.completion = completion
-        return None
+
+    def act(self, work: Any) -> Any:
+        """Never asked for."""
+        raise AssertionError(work)
+
+    def resume(self, results: Any) -> list[int] | None:
+        """Never asked for."""
+        raise AssertionError(results)
+
+    def judge(self) -> None:
+        """No verdict of its own: the task's verifier judges the response."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def trajectory(self, response: str) -> dict[str, Any]:
+        """The fields of the rollout that say what happened."""
+        assert self.completion is not None
+        chunks = self.chunks()
+        step: dict[str, Any] = {"anchor": self.anchor(), "valid": True}
+        if chunks[0].sampled:
+            step |= {"span": chunks[0].sampled[0], "nll": mean_nll(self.completion.logprobs)}
+        return {"chunks": chunks, "response": response, "turns": 1, "steps": [step], "stop": self.completion.stop}
 
     def chunks(self) -> list[Chunk]:
         """Prompt and sampled tokens exactly as fed and drawn."""
@@ -39,6 +74,11 @@ class AnswerEpisode:
     def anchor(self) -> str:
         """Hash of the one observation, the prompt: all samples of a group share it."""
         return anchor_of(" ".join(map(str, self.prompt_ids)))
+
+
+def mean_nll(logprobs: Sequence[float]) -> float:
+    """Mean negative log-probability (nats) of a step's tokens, rounded as the log-probabilities are."""
+    return round(-math.fsum(logprobs) / len(logprobs), 7)
 
 
 def anchor_of(observation: str) -> str:

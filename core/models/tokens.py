@@ -48,8 +48,10 @@ class Tokenizer:
         size = max(len(inner), config.get("vocab_size") or 0)
         return cls(inner, eos_ids=frozenset(eos_ids - {None}), vocab_size=size, source=str(folder))
 
-    def encode_prompt(self, prompt: str | list[dict[str, Any]]) -> list[int]:
-        """The ids that stand before the model's answer.
+    def encode_prompt(
+        self, prompt: str | list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """The ids that stand before the model's answer; `tools` are for the chat template.
 
         Text is encoded as it is, with the start token that the tokenizer itself puts first (if any); chat messages go
         through the chat template, with the opening of the assistant's turn (or, where the last message is the
@@ -58,14 +60,20 @@ class Tokenizer:
         """
         if isinstance(prompt, str):
             return self._single_bos(self._open_ended(prompt))
-        return self._single_bos(self.inner(self._render(prompt), add_special_tokens=False)["input_ids"])
+        return self._single_bos(self.inner(self._render(prompt, tools), add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: list[int]) -> str:
         """The text of the ids, special tokens left out, spaces as they are."""
         text: str = self.inner.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template, where there is one."""
+        found = getattr(self.inner, "chat_template", None)
+        return found if isinstance(found, str) else None
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         if not getattr(self.inner, "chat_template", None):
             raise DataError(
                 f"chat messages, but {self._source} has no chat template (a base model?); "
@@ -77,8 +85,9 @@ class Tokenizer:
         continues = messages[-1].get("role") == "assistant"
         try:
             text: str = self.inner.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
-            )
+                messages, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues,
+                **({"tools": tools} if tools else {}),
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 (templates are programs and raise what they like)
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             message = f"the chat template of {self._source} refuses the messages: {reason}"

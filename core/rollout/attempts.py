@@ -16,10 +16,12 @@ from strop.core.seeds import derive_seed
 
 if TYPE_CHECKING:
     from strop.core.engines.protocol import Completion, Engine
+    from strop.core.envs.episode import Episode
+    from strop.core.envs.shell_tasks import ShellRoom
     from strop.core.models.tokens import Tokenizer
     from strop.core.tasks.verifiers import Verdict
 
-ENVS = ("answer",)
+ENVS = ("answer", "shell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Attempt:
     group_size: int
     seed: int
     sampling: Sampling
-    episode: AnswerEpisode
+    episode: Episode
 
     @property
     def id(self) -> str:
@@ -78,13 +80,16 @@ class Tally:
 class AttemptMaker:
     """Turns tasks into attempts, and finished attempts into rollout records, for one policy under one seed."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, seed: int, choice: SamplingChoice) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, *, seed: int, choice: SamplingChoice, shell: ShellRoom | None = None
+    ) -> None:
         self.info = engine.info
         self.seed = seed
         self.choice = choice
         self.tally = Tally()
         self._engine = engine
         self._tokenizer = tokenizer
+        self._shell = shell
         # The same seed and policy give the same ids again (so that a run can be resumed), others never do.
         policy = (self.info.revision, str(self.info.adapter), str(self.info.version))
         self.run_id = f"{derive_seed(seed, *policy):014x}"[:8]
@@ -104,12 +109,11 @@ class AttemptMaker:
         except msgspec.ValidationError as error:
             raise record.bad(str(error), "sampling") from None
         sampling = msgspec.structs.replace(sampling, logprobs=self._engine.logprobs_mode(sampling))
+        samples = list(samples)
         try:
-            prompt_ids = self._tokenizer.encode_prompt(task.prompt)
+            episodes = self._episodes(record, task, len(samples))
         except DataError as error:
             raise record.bad(error.message, error.field or "prompt") from None
-        if not prompt_ids:
-            raise record.bad("the prompt has no tokens", "prompt")
         group = self.group_of(task)
         return [
             Attempt(
@@ -120,10 +124,23 @@ class AttemptMaker:
                 group_size,
                 derive_seed(self.seed, task.id, sample),
                 sampling,
-                AnswerEpisode(prompt_ids),
+                episode,
             )
-            for sample in samples
+            for sample, episode in zip(samples, episodes, strict=True)
         ]
+
+    def _episodes(self, record: Record, task: Task, number: int) -> list[Episode]:
+        if task.env == "shell":
+            if self._shell is None:
+                raise DataError("this tool attempts tasks of one turn only", field="env")
+            return [
+                self._shell.episode(record, task, self._tokenizer, self._engine.context_length) for _ in range(number)
+            ]
+        assert task.prompt is not None
+        prompt_ids = self._tokenizer.encode_prompt(task.prompt)
+        if not prompt_ids:
+            raise DataError("the prompt has no tokens", field="prompt")
+        return [AnswerEpisode(prompt_ids) for _ in range(number)]
 
     def response(self, completion: Completion) -> str:
         """The text of the sampled tokens, a stop string and what follows it in its last token included."""
@@ -136,13 +153,15 @@ class AttemptMaker:
             error = "the engine returned a log-probability that is not finite"
         fields: dict[str, Any] = self._identity(attempt)
         if error is None:
-            fields |= self._trajectory(attempt, completion, response)
+            fields |= attempt.episode.trajectory(response)
             error = verdict.error if verdict is not None else None
         if error is not None:
             fields["error"] = error
         elif verdict is not None:
-            fields["steps"][0]["reward"] = verdict.reward
+            # Of one turn or of many: the reward comes with the last step.
+            fields["steps"][-1]["reward"] = verdict.reward
             fields |= {"reward": verdict.reward, "success": verdict.success}
+            fields |= {"assertions": verdict.assertions} if verdict.assertions is not None else {}
             fields |= {"verdict": verdict.details} if verdict.details else {}
         self._count(attempt, completion, verdict, error)
         return Record.make("rollout", fields)
@@ -166,27 +185,16 @@ class AttemptMaker:
             "sampling": attempt.sampling,
         }
 
-    def _trajectory(self, attempt: Attempt, completion: Completion, response: str) -> dict[str, Any]:
-        chunks = attempt.episode.chunks()
-        step: dict[str, Any] = {"anchor": attempt.episode.anchor(), "valid": True}
-        if chunks[0].sampled:
-            step |= {"span": chunks[0].sampled[0], "nll": _nll(completion.logprobs)}
-        return {"chunks": chunks, "response": response, "turns": 1, "steps": [step], "stop": completion.stop}
-
     def _count(self, attempt: Attempt, completion: Completion, verdict: Verdict | None, error: str | None) -> None:
         tally = self.tally
         tally.rollouts += 1
         tally.prompt_tokens += len(attempt.episode.prompt_ids)
-        tally.sampled_tokens += len(completion.token_ids)
+        tally.sampled_tokens += attempt.episode.num_sampled
         if error is not None:
             tally.errors += 1
             tally.first_error = tally.first_error or error
         elif verdict is not None:
             tally.scored += 1
             tally.successes += verdict.success
-            tally.stops[completion.stop] = tally.stops.get(completion.stop, 0) + 1
-
-
-def _nll(logprobs: list[float]) -> float:
-    """Mean negative log-probability (nats) of a step's tokens, rounded as the log-probabilities are."""
-    return round(-math.fsum(logprobs) / len(logprobs), 7)
+            stop = attempt.episode.stop
+            tally.stops[stop] = tally.stops.get(stop, 0) + 1

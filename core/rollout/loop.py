@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strop.core.engines.protocol import Completion, Request
 from strop.core.errors import DataError
 from strop.core.records import Record, Task
 from strop.core.rollout.attempts import Attempt, AttemptMaker
 from strop.core.rollout.intake import ReadAhead, Signal
+from strop.core.sandbox.protocol import SandboxLost
 
 if TYPE_CHECKING:
     from strop.core.engines.protocol import Engine
@@ -53,7 +54,8 @@ class RolloutLoop:
     """Drives one engine over a stream of work.
 
     At most about `concurrency` samples are in flight (a group is submitted whole). Tasks that cannot be attempted go to
-    `on_bad`. Verifiers run in one thread beside the engine, in the order in which samples finish.
+    `on_bad`. Verifiers run in one thread beside the engine, in the order in which samples finish; what episodes do in
+    a sandbox, verdicts there included, runs in as many threads as there are episodes.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class RolloutLoop:
         self._slots: deque[_Slot] = deque()
         self._attempts: dict[str, tuple[Attempt, _Slot]] = {}
         self._verifying: dict[Future[Record], _Slot] = {}
+        self._acting: dict[Future[Any], tuple[Attempt, Completion, _Slot]] = {}
 
     def run(self, work: Iterable[Work]) -> Iterator[Given]:
         """The outputs. An error of the input is raised after everything begun before it has been finished."""
@@ -76,6 +79,7 @@ class RolloutLoop:
         failure: Exception | None = None
         ended = False
         verifier = ThreadPoolExecutor(1, thread_name_prefix="verify")
+        workers = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="act")
         try:
             while True:
                 while not ended and self._has_room():
@@ -92,23 +96,25 @@ class RolloutLoop:
                         break
                 yield from self._release()
                 if self._busy():
-                    self._advance(verifier)
+                    self._advance(verifier, workers)
                 elif ended and not self._slots:
                     break
         except BaseException:
             # A verifier may be waiting for a program that hangs: whoever stops us ends it, we do not wait for it.
             verifier.shutdown(wait=False, cancel_futures=True)
+            workers.shutdown(wait=False, cancel_futures=True)
             raise
         verifier.shutdown()
+        workers.shutdown()
         if failure is not None:
             raise failure
 
     def _has_room(self) -> bool:
-        in_flight = len(self._attempts) + len(self._verifying)
+        in_flight = len(self._attempts) + len(self._verifying) + len(self._acting)
         return in_flight < self._concurrency and len(self._slots) < REORDER_WINDOW * self._concurrency
 
     def _busy(self) -> bool:
-        return bool(self._attempts or self._verifying)
+        return bool(self._attempts or self._verifying or self._acting)
 
     def _ready(self) -> bool:
         return bool(self._slots) and self._slots[0].given is not None
@@ -136,28 +142,47 @@ class RolloutLoop:
             )
         )
 
-    def _advance(self, verifier: ThreadPoolExecutor) -> None:
-        """One round of work: what the engine finished goes to the verifier, what that finished into its slot."""
+    def _advance(self, verifier: ThreadPoolExecutor, workers: ThreadPoolExecutor) -> None:
+        """One round of work: what the engine finished is acted on or judged, what that finished goes on or leaves."""
         for completion in self._engine.collect() if self._attempts else []:
-            attempt, slot = self._attempts[completion.key]
-            more = attempt.episode.advance(completion) if completion.error is None else None
-            if more is not None:
-                self._submit(attempt, more)
-                continue
-            del self._attempts[completion.key]
-            # Decoded here: a tokenizer is not used from two threads at once.
-            response = "" if completion.error is not None else self._maker.response(completion)
-            self._verifying[verifier.submit(self._judge, attempt, completion, response)] = slot
-        done = [future for future in self._verifying if future.done()]
-        if not done and not self._attempts:
-            done = list(wait(self._verifying, return_when=FIRST_COMPLETED).done)
-        for future in done:
-            self._verifying.pop(future).given = Given(future.result(), made=True)
+            attempt, slot = self._attempts.pop(completion.key)
+            work = attempt.episode.advance(completion) if completion.error is None else None
+            if work is not None:
+                self._acting[workers.submit(attempt.episode.act, work)] = (attempt, completion, slot)
+            else:
+                self._finish(attempt, completion, slot, verifier, workers)
+        if not self._attempts and not any(future.done() for future in (*self._verifying, *self._acting)):
+            wait([*self._verifying, *self._acting], return_when=FIRST_COMPLETED)
+        for future in [future for future in self._acting if future.done()]:
+            attempt, completion, slot = self._acting.pop(future)
+            try:
+                ids = attempt.episode.resume(future.result())
+            except SandboxLost as error:
+                ids, completion = None, Completion(completion.key, error=f"sandbox lost: {error}")
+            if ids is not None:
+                self._attempts[attempt.id] = (attempt, slot)
+                self._submit(attempt, ids)
+            else:
+                self._finish(attempt, completion, slot, verifier, workers)
+        for done in [future for future in self._verifying if future.done()]:
+            self._verifying.pop(done).given = Given(done.result(), made=True)
+
+    def _finish(
+        self, attempt: Attempt, completion: Completion, slot: _Slot, verifier: ThreadPoolExecutor,
+        workers: ThreadPoolExecutor,
+    ) -> None:  # fmt: skip
+        # Decoded here: a tokenizer is not used from two threads at once.
+        response = "" if completion.error is not None else self._maker.response(completion)
+        pool = workers if attempt.episode.has_sandbox else verifier
+        self._verifying[pool.submit(self._judge, attempt, completion, response)] = slot
 
     def _judge(self, attempt: Attempt, completion: Completion, response: str) -> Record:
         if completion.error is not None:
+            attempt.episode.close()
             return self._maker.record(attempt, completion, response, None)
-        verdict = self._verify(response, attempt.task_record, attempt.task)
+        verdict = attempt.episode.judge()
+        if verdict is None:
+            verdict = self._verify(response, attempt.task_record, attempt.task)
         return self._maker.record(attempt, completion, response, verdict)
 
     def _release(self) -> Iterator[Given]:

@@ -164,11 +164,18 @@ def _file(rest: str, options: FamilyOptions) -> Family:
     return FileTasks(rest, options)
 
 
+def _harbor(rest: str, options: FamilyOptions) -> Family:
+    from strop.core.tasks.harbor import HarborTasks
+
+    return HarborTasks(rest, options)
+
+
 FAMILIES = {
     "arithmetic": Entry("arithmetic", "Sums, differences and products of a few numbers.", _arithmetic),
     "countdown": Entry("countdown", "Reach a target with given numbers; every task has a solution.", _countdown),
     "reasoning-gym": Entry("reasoning-gym:NAME", "Any data set of the package reasoning-gym, with its scorer.", _gym),
     "file": Entry("file:PATH", "Questions and answers of a JSONL or CSV file, or of a slice [10:20] of it.", _file),
+    "harbor": Entry("harbor:DIR", "Task folders in Harbor's layout, for agents in a terminal.", _harbor),
 }
 
 

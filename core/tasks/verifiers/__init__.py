@@ -30,6 +30,7 @@ VERIFIERS = {
     "countdown": ("countdown", "CountdownVerifier"),
     "reasoning-gym": ("gym", "GymVerifier"),
     "command": ("command", "CommandVerifier"),
+    "tests": ("tests", "TestsVerifier"),
 }
 
 

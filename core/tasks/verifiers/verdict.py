@@ -11,6 +11,7 @@ from strop.core.errors import DataError
 
 if TYPE_CHECKING:
     from strop.core.records import Record, Task
+    from strop.core.tasks.reports import Assertion
 
 O = TypeVar("O", bound="Options")  # noqa: E741
 
@@ -24,12 +25,14 @@ class Verdict:
 
     `reward` is in [0, 1] for all verifiers but `command`, whose program decides. `error` says that the verifier or the
     machine failed, and not the policy: such an attempt has no reward at all, whatever the other fields hold.
+    `assertions` are the tests of a report, where there is one.
     """
 
     reward: float
     success: bool
     details: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    assertions: list[Assertion] | None = None
 
     @classmethod
     def of(cls, success: bool, **details: Any) -> Verdict:

@@ -1,0 +1,108 @@
+"""From a task record to an episode in the env `shell`: its sandbox, the files in it, and who judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from strop.core.envs.shell import EpisodeLimits, ShellEpisode
+from strop.core.errors import DataError
+from strop.core.sandbox.protocol import GIB, Limits, Sandbox, Sandboxes, SandboxLost, SandboxRefused, SandboxSpec
+from strop.core.tasks.verifiers.tests import contents, folders_of, judge_sandbox
+from strop.core.tasks.verifiers.verdict import Verdict
+
+if TYPE_CHECKING:
+    from strop.core.models.tokens import Tokenizer
+    from strop.core.records import Record, Task
+
+SETUP_S = 300.0
+
+
+class SandboxWish(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The field `sandbox` of a task: what the agent finds. `setup` is a command that runs before it comes."""
+
+    image: str | None = None
+    workdir: str = "/work"
+    files: dict[str, str | dict[str, str]] = {}
+    setup: str | None = None
+    env: dict[str, str] = {}
+    network: bool = False
+    memory_gib: float = 2.0
+    cpus: float = 1.0
+    max_time_s: float | None = None
+
+
+@dataclass(slots=True)
+class ShellRoom:
+    """Makes episodes. The driver of the sandboxes is opened when the first one is wanted; `close` removes all of them.
+
+    `image` is for tasks that name none.
+    """
+
+    open_driver: Callable[[], Sandboxes]
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    image: str | None = None
+    _driver: Sandboxes | None = None
+
+    def episode(self, record: Record, task: Task, tokenizer: Tokenizer, context: int) -> ShellEpisode:
+        """An episode of the task. Raises DataError for a task that does not say what it needs."""
+        wish = self._wish(record)
+        files = contents(wish.files, "sandbox.files")
+        spec = SandboxSpec(
+            image=wish.image or self.image, workdir=wish.workdir, env=wish.env, folders=folders_of(task),
+            limits=Limits(memory_bytes=round(wish.memory_gib * GIB), cpus=wish.cpus, network=wish.network),
+        )  # fmt: skip
+        prompt = task.prompt or ""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        bound = context if self.limits.max_context is None else min(context, self.limits.max_context)
+        driver = self._ready()
+
+        def open_sandbox() -> Sandbox:
+            sandbox = driver.start(spec)
+            _prepare(sandbox, files, wish.setup)
+            return sandbox
+
+        def verify(sandbox: Sandbox) -> Verdict:
+            return judge_sandbox(sandbox, task)
+
+        seconds = min(self.limits.max_time_s, wish.max_time_s or self.limits.max_time_s)
+        limits = replace(self.limits, max_context=bound, max_time_s=seconds)
+        return ShellEpisode(tokenizer, messages, open_sandbox, verify, limits)
+
+    def close(self) -> None:
+        """Removes what is left of the sandboxes."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+    def _ready(self) -> Sandboxes:
+        if self._driver is None:
+            self._driver = self.open_driver()
+        return self._driver
+
+    def _wish(self, record: Record) -> SandboxWish:
+        raw = record.fields.get("sandbox")
+        if raw is None:
+            return SandboxWish()
+        try:
+            return msgspec.json.decode(raw, type=SandboxWish)
+        except msgspec.DecodeError as error:
+            message, _, path = str(error).partition(" - at `$")
+            raise DataError(message, field="sandbox" + path.rstrip("`")) from None
+
+
+def _prepare(sandbox: Sandbox, files: dict[str, bytes], setup: str | None) -> None:
+    try:
+        for name, data in files.items():
+            sandbox.put(name, data, executable=data.startswith(b"#!"))
+    except SandboxRefused as error:
+        raise SandboxLost(f"the task's files cannot be put there: {error}") from None
+    if setup is not None:
+        done = sandbox.exec(setup, timeout_s=SETUP_S)
+        if done.exit_code != 0:
+            said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-300:]
+            raise SandboxLost(f"the task's setup ended with {done.exit_code}: {said}")
