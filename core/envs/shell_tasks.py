@@ -26,7 +26,7 @@ class SandboxWish(Struct, kw_only=True, forbid_unknown_fields=True):
     """The field `sandbox` of a task: what the agent finds. `setup` is a command that runs before it comes."""
 
     image: str | None = None
-    workdir: str = "/work"
+    workdir: str = "/app"
     files: dict[str, str | dict[str, str]] = {}
     setup: str | None = None
     env: dict[str, str] = {}

@@ -62,7 +62,7 @@ class SandboxSpec:
 
     image: str | None = None
     rootfs: Path | None = None
-    workdir: str = "/work"
+    workdir: str = "/app"
     folders: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None

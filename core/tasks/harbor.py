@@ -35,7 +35,7 @@ class Environment:
     """What a Dockerfile says."""
 
     image: str | None = None
-    workdir: str = "/work"
+    workdir: str = "/app"
     files: dict[str, str | dict[str, str]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)

@@ -9,6 +9,6 @@ command -v debootstrap >/dev/null || { echo "debootstrap is missing, and with it
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 echo "making the image $name (once, about a minute)"
-debootstrap --variant=minbase --include=python3-minimal,git,make stable "$folder/root" >"$folder/log" 2>&1 \
+debootstrap --variant=minbase --include=python3-minimal,git,make stable "$folder/system" >"$folder/log" 2>&1 \
   || { tail -3 "$folder/log"; exit 1; }
-tar -C "$folder/root" -c . | docker import - "$name" >/dev/null
+tar -C "$folder/system" -c . | docker import - "$name" >/dev/null

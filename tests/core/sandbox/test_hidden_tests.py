@@ -7,7 +7,7 @@ import pytest
 from strop.core.sandbox.hidden import run_hidden
 from strop.core.sandbox.protocol import SandboxRefused
 
-TESTS = {"check.sh": b"grep -q done /work/answer", "data/expected": b"42\n"}
+TESTS = {"check.sh": b"grep -q done /app/answer", "data/expected": b"42\n"}
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run(box, command='sh "$T/check.sh"', files=TESTS, **options):
 
 def check(box):
     """The tests' script, with the working folder as commands see it."""
-    return {**TESTS, "check.sh": f"grep -q done {box.path('/work/answer')}".encode()}
+    return {**TESTS, "check.sh": f"grep -q done {box.path('/app/answer')}".encode()}
 
 
 def test_they_are_not_on_disk_while_the_agent_runs(box, folder):

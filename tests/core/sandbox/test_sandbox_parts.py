@@ -138,13 +138,16 @@ def test_a_killed_owner_takes_its_processes_along_and_its_folders_are_reaped(pro
         text=True,
     )
     with owner:
-        folder = Path(tempfile.gettempdir(), owner.stdout.readline().split()[1])
-        ticks = folder / "files" / "work" / "ticks"
-        limit = time.monotonic() + 10
-        while not ticks.exists() and time.monotonic() < limit:
-            time.sleep(0.05)
-        assert processes.reap() == 0
-        owner.kill()
+        try:
+            folder = Path(tempfile.gettempdir(), owner.stdout.readline().split()[1])
+            ticks = folder / "files" / "app" / "ticks"
+            limit = time.monotonic() + 10
+            while not ticks.exists() and time.monotonic() < limit:
+                time.sleep(0.05)
+            assert ticks.exists()
+            assert processes.reap() == 0
+        finally:
+            owner.kill()
     time.sleep(0.5)
     before = ticks.stat().st_size
     time.sleep(0.3)

@@ -146,7 +146,7 @@ def test_files_that_are_not_there(box):
 
 
 def test_paths_cannot_climb_out(box):
-    for path in ("../out", "a/../../out", "/work/../etc/passwd", "..", "", "a\0b"):
+    for path in ("../out", "a/../../out", "/app/../etc/passwd", "..", "", "a\0b"):
         for call in (
             lambda p=path: box.put(p, b""), lambda p=path: box.get(p), lambda p=path: box.get_folder(p),
             lambda p=path: box.path(p), lambda p=path: box.put("folder", {p: b""}),

@@ -96,7 +96,7 @@ def test_a_folder_that_is_not_whole_says_what_it_lacks(folder, change, says):
 
 def test_without_a_dockerfile_the_folder_is_empty(folder):
     (folder / "environment" / "Dockerfile").unlink()
-    assert read_folder(folder).sandbox["workdir"] == "/work"
+    assert read_folder(folder).sandbox["workdir"] == "/app"
 
 
 def test_no_tasks_there(tmp_path):

@@ -31,11 +31,11 @@ def run(*command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, **more).stdout
 
 
-CONFIG = Path("/work/config")
+CONFIG = Path("/app/config")
 
 
 def test_the_file_is_named():
-    assert Path("/work/found.txt").read_text().strip() in ("db/main.conf", "./db/main.conf")
+    assert Path("/app/found.txt").read_text().strip() in ("db/main.conf", "./db/main.conf")
 
 
 def test_the_password_is_gone():

@@ -31,7 +31,7 @@ def run(*command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, **more).stdout
 
 
-WORK = Path("/work")
+WORK = Path("/app")
 
 
 def test_the_test_passes():

@@ -31,7 +31,7 @@ def run(*command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, **more).stdout
 
 
-NOTES = "/work/notes"
+NOTES = "/app/notes"
 
 
 def test_the_file_is_back():

@@ -31,16 +31,16 @@ def run(*command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, **more).stdout
 
 
-SHOP = Path("/work/shop")
+SHOP = Path("/app/shop")
 
 
 def test_it_prints_what_it_printed():
-    assert run("python3", "-m", "shop", cwd="/work") == "calc says 3.5\n"
+    assert run("python3", "-m", "shop", cwd="/app") == "calc says 3.5\n"
 
 
 def test_the_new_name_is_there():
     code = "from shop.price import total_price, calculate_tax; from shop.order import bill; print(bill([10]), total_price([1]))"
-    assert run("python3", "-c", code, cwd="/work").split() == ["12.0", "1.0"]
+    assert run("python3", "-c", code, cwd="/app").split() == ["12.0", "1.0"]
 
 
 def test_the_old_name_is_gone():

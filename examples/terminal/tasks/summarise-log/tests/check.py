@@ -31,12 +31,12 @@ def run(*command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, **more).stdout
 
 
-LOG = Path("/work/access.log").read_text().splitlines()
+LOG = Path("/app/access.log").read_text().splitlines()
 
 
 def summary():
     """What the agent wrote."""
-    return json.loads(Path("/work/summary.json").read_text())
+    return json.loads(Path("/app/summary.json").read_text())
 
 
 def test_requests():
