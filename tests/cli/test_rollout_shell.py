@@ -146,20 +146,6 @@ def test_rewards_by_assertions(attempt):
     assert "for a part" in done.stderr
 
 
-def test_episodes_overlap(attempt):
-    """Eight episodes that sleep a second each take together less than four would one after another."""
-    import time
-
-    scripts = {f"t{i}": [fenced("sleep 1"), "Done."] for i in range(8)}
-    started = time.monotonic()
-    attempt([task(name) for name in scripts][:1], {"t0": ["Done."]})
-    alone = time.monotonic() - started
-    started = time.monotonic()
-    found, _ = attempt([task(name) for name in scripts], scripts)
-    assert len(found) == 8
-    assert time.monotonic() - started < alone + 6
-
-
 def test_the_same_bytes_again_and_on_resume(attempt, tmp_path):
     scripts = {"a": [fenced("echo 42 > answer.txt"), "Done."], "b": [fenced("cat nothing"), "Done."]}
     tasks = [task("a"), task("b")]
