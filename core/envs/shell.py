@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec import UNSET
 
 from strop.core.envs.answer import anchor_of, mean_nll
-from strop.core.envs.shell_tools import PROFILES, Profile, ToolResult, run_call
+from strop.core.envs.shell_tools import PROFILES, Profile, run_call
 from strop.core.envs.tool_calls import (
     BadCall,
     Call,
@@ -26,6 +26,7 @@ from strop.core.envs.tool_calls import (
     parse_message,
     result_messages,
 )
+from strop.core.envs.world import ToolResult
 from strop.core.models.token_bytes import TokenBytes
 from strop.core.rollout.stitch import Stitcher
 from strop.core.sandbox.protocol import Sandbox, SandboxLost

@@ -14,6 +14,7 @@ from typing import Any
 
 from strop.core.envs.tool_calls import BASH_TOOL, BadCall, Call
 from strop.core.envs.tool_schemas import Tools, tool_schemas
+from strop.core.envs.world import ToolResult
 from strop.core.sandbox.protocol import Sandbox, SandboxRefused
 
 READ_CHARS = 20_000
@@ -55,14 +56,6 @@ class Profile:
 
 
 PROFILES = {name: Profile(name, tools, tool_schemas(tools)) for name, tools in (("leaf", LEAF), ("bash", FENCED))}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What goes back to the model, and whether the call could be run as it was meant (`valid`)."""
-
-    text: str
-    valid: bool = True
 
 
 def run_call(call: Call | BadCall, sandbox: Sandbox, *, seconds_left: float | None = None) -> ToolResult:
