@@ -53,6 +53,9 @@ class ScriptEngine:
         self._queue.clear()
         return answered
 
+    def cancel(self, key: Any) -> None:
+        """Nothing: what was submitted is answered at once."""
+
     @property
     def pending(self) -> int:
         """Requests not yet answered."""

@@ -76,6 +76,12 @@ class TransformersEngine:
             self._scheduler = self._load()
         self._scheduler.submit(request)
 
+    def cancel(self, key: Any) -> None:
+        """Ends a pending request; what it drew comes back."""
+        done = None if self._scheduler is None else self._scheduler.cancel(key)
+        if done is not None:
+            self._finished.append(done)
+
     @property
     def pending(self) -> int:
         """Requests submitted and not yet collected."""

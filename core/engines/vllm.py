@@ -112,6 +112,15 @@ class VllmEngine:
                 self._keys.clear()
         return done
 
+    def cancel(self, key: Any) -> None:
+        """Ends a pending request. vLLM tells nothing of what it had drawn."""
+        for name, known in self._keys.items():
+            if known == key:
+                self._engine.abort_request([name])
+                del self._keys[name]
+                self._finished.append(Completion(key, stop="cancelled"))
+                return
+
     @property
     def pending(self) -> int:
         """Requests submitted and not yet collected."""

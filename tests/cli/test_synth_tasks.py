@@ -61,7 +61,7 @@ def test_slow_families_are_not_held_back():
     [
         ([], "which FAMILY? (strop synth-tasks --list names them)"),
         (["arithmetics"], "unknown family 'arithmetics' (did you mean arithmetic?)"),
-        (["chess"], "unknown family 'chess' (known: arithmetic, countdown, reasoning-gym:NAME, file:PATH)"),
+        (["chess"], "unknown family 'chess' (known: arithmetic, countdown, reasoning-gym:NAME, file:PATH, harbor:DIR)"),
         (["file"], "the family is written file:PATH, not 'file'"),
         (["arithmetic:2"], "the family is written arithmetic, not 'arithmetic:2'"),
         (["arithmetic", "--division", "exact"], "--division does not apply to the family arithmetic"),
@@ -186,7 +186,7 @@ def test_without_reasoning_gym_the_extra_is_named(run_strop, tmp_path):
         assert result.stderr == (
             "strop synth-tasks: the package reasoning-gym is missing; install it with: pip install 'strop[envs]'\n"
         )
-    assert [record["name"] for record in result.records] == ["arithmetic", "countdown", "file:PATH"]
+    assert [record["name"] for record in result.records] == ["arithmetic", "countdown", "file:PATH", "harbor:DIR"]
 
 
 @pytest.mark.parametrize("args", [["arithmetic"], ["countdown"], ["file:q.jsonl"]])
