@@ -3,8 +3,9 @@
 FrogNano, section 1.9 of its sheet: with a context of W tokens the history is compacted once it holds rho W of them, and
 a summary may have 0.2 W. So that it fits, the oldest whole turns are left out of the request until what is kept has at
 most C = max(1, W - tokens(P) - floor(0.2 W)) tokens, P being the episode's first messages. Then the history is P and
-the summary. What the paper leaves open is our choice: a summary that was cut off, is empty or calls a tool has failed;
-it is counted (T1 saw 98.3 % of them fail), and the newest whole turns go on without one, in half of the context.
+the summary. What the paper leaves open is our choice: the words of the request count with P; a summary that was cut
+off, is empty or calls a tool has failed; it is counted (T1 saw 98.3 % of them fail), and the newest whole turns go on
+without one, in half of the context.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Compaction:
         """The messages that ask for a summary; `count` gives the tokens of messages."""
         self.is_asking = True
         first = messages[:num_first]
-        budget = max(1, self.window - count(first) - self.max_tokens)
+        budget = max(1, self.window - count(with_user_text(first, REQUEST)) - self.max_tokens)
         return with_user_text(first + newest_turns(messages, num_first, budget, count), REQUEST)
 
     def take(

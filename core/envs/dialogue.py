@@ -176,7 +176,7 @@ class DialogueEpisode:
             )  # fmt: skip
         else:
             self._answer(came)
-        ids = None if self.stop else self._next_prompt()
+        ids = None if self.stop else self._next_prompt(new_chunk=isinstance(came, Summary))
         if not self.turns and ids is not None:
             self.prompt_ids = ids
         return ids
@@ -266,12 +266,12 @@ class DialogueEpisode:
         elif self._seconds_left() <= 0:
             self.stop = "max_time"
 
-    def _next_prompt(self) -> list[int] | None:
+    def _next_prompt(self, *, new_chunk: bool = False) -> list[int] | None:
         rendered = self._render(self._messages)
         compaction = self._compaction
         if compaction is not None and compaction.is_due(len(rendered), self.num_turns):
             rendered = self._render(compaction.request(self._messages, self._num_first, self._count))
-        self._fed = self._stitcher.next_prompt(rendered)
+        self._fed = self._stitcher.next_prompt(rendered, new_chunk=new_chunk)
         if self.limits.max_context is not None and len(self._fed) >= self.limits.max_context:
             self.stop = "max_context"
             return None

@@ -32,12 +32,16 @@ class ScriptedEngine:
         self.order = order
         self.failing = set(failing)
         self.most_pending = 0
+        self.late = []
 
     def submit(self, request):
         self.queue.append(request)
         self.most_pending = max(self.most_pending, len(self.queue))
 
     def collect(self):
+        if self.late:
+            late, self.late = self.late, []
+            return late
         self.order.shuffle(self.queue)
         portion = [self.queue.pop() for _ in range(min(len(self.queue), self.order.randint(1, 3)))]
         return [self.answer(request) for request in portion]
@@ -49,6 +53,12 @@ class ScriptedEngine:
         return Completion(
             request.key, [draw.randrange(50) for _ in range(3)], [-draw.random() for _ in range(3)], "eos"
         )
+
+    def cancel(self, key):
+        self.cancelled = [*getattr(self, "cancelled", []), key]
+        for request in [one for one in self.queue if one.key == key]:
+            self.queue.remove(request)
+            self.late.append(Completion(key, [1], [-0.5], "cancelled"))
 
     @property
     def pending(self):
@@ -86,14 +96,16 @@ def judge(response, record, task_):
     return Verdict(reward=float(len(response)), success=True)
 
 
-def run(items, *, order=0, concurrency=4, ordered=True, verify=judge, on_bad=None, engine=None):
+def run(items, *, order=0, concurrency=4, ordered=True, first=0, verify=judge, on_bad=None, engine=None):
     engine = engine or ScriptedEngine(random.Random(order))
     maker = AttemptMaker(engine, Letters(), seed=1, choice=SamplingChoice())
 
     def raising(error, record):
         raise error
 
-    loop = RolloutLoop(engine, maker, verify, concurrency=concurrency, ordered=ordered, on_bad=on_bad or raising)
+    loop = RolloutLoop(
+        engine, maker, verify, concurrency=concurrency, ordered=ordered, first=first, on_bad=on_bad or raising
+    )
     return [given.record for given in loop.run(items)], maker.tally
 
 
@@ -242,3 +254,34 @@ def test_stopping_does_not_wait_for_a_verifier_that_hangs():
         consume()
     assert time.monotonic() - started < 10
     release.set()
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_the_rest_of_a_group_is_cancelled_once_enough_have_finished(order):
+    class Slow(ScriptedEngine):
+        def collect(self):
+            # Verdicts are there before the engine has all done.
+            time.sleep(0.01)
+            return super().collect()
+
+    engine = Slow(random.Random(order), failing=[2])
+    records, tally = run(work([task(i) for i in range(3)], 8), concurrency=8, first=3, order=order, engine=engine)
+    groups = {}
+    for record in records:
+        if record.kind == "rollout":
+            groups.setdefault(record.get("group"), []).append(record)
+    assert [len(members) for members in groups.values()] == [8] * 3
+    num_cancelled = 0
+    for members in groups.values():
+        cancelled = [one for one in members if one.get("stop") == "cancelled"]
+        num_cancelled += len(cancelled)
+        scored = [one for one in members if one.get("reward") is not None]
+        # A failure of the machine is none of the three; one that finished meanwhile stays.
+        assert len(scored) >= 3
+        assert all("cancelled" in one.get("error") and one.get("reward") is None for one in cancelled)
+    assert num_cancelled == tally.cancelled.number > 0
+    assert tally.finished.number == tally.scored
+    assert tally.cancelled.tokens == num_cancelled
+    assert "1.0 turns and 1 tokens" in tally.cancelled.mean()
+    # They are no failures of the machine.
+    assert tally.errors <= 3
