@@ -70,8 +70,11 @@ class Engine(Protocol):
         """Queues a request. Raises UsageError for sampling options this engine cannot honour."""
         ...
 
-    def collect(self) -> list[Completion]:
-        """Works until a submitted request has finished, and returns those that have; [] if none is pending."""
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
+        """Works until a submitted request has finished, and returns those that have; [] if none is pending.
+
+        With `patience_s` [] also when, after about so long, none has.
+        """
         ...
 
     def cancel(self, key: Any) -> None:

@@ -95,11 +95,14 @@ class ServerEngine:
         """Drops a pending request; the server notices the closed connection. What it had drawn is not known."""
         self._loop.call_soon_threadsafe(self._cancel, key)
 
-    def collect(self) -> list[Completion]:
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
         """Waits until a request has come back."""
         if not self._pending:
             return []
-        done = [self._finished.get()]
+        try:
+            done = [self._finished.get(timeout=patience_s)]
+        except queue.Empty:
+            return []
         with contextlib.suppress(queue.Empty):
             while True:
                 done.append(self._finished.get_nowait())

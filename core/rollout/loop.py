@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Finished rollouts that may wait for a slower one before them, in multiples of the samples in flight: bounds memory.
 REORDER_WINDOW = 4
+# How long the engine works before it is seen what else has finished.
+PATIENCE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,9 @@ class RolloutLoop:
 
     def _advance(self) -> None:
         """One round of work: what the engine finished is acted on or judged, what that finished goes on or leaves."""
-        for completion in self._engine.collect() if self._attempts else []:
+        # What finished in a sandbox must not wait for the end of somebody's long message.
+        patience_s = PATIENCE_S if self._acting or self._verifying else None
+        for completion in self._engine.collect(patience_s) if self._attempts else []:
             attempt, slot = self._attempts.pop(completion.key)
             completion = _checked(completion)
             work = attempt.episode.advance(completion) if completion.error is None else None

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.core.engines.protocol import Completion, ModelInfo
+from strop.core.envs.answer import AnswerEpisode
 from strop.core.errors import DataError, Where
 from strop.core.records import Record, Sampling, Task
 from strop.core.rollout.attempts import AttemptMaker, SamplingChoice
@@ -38,7 +39,7 @@ class ScriptedEngine:
         self.queue.append(request)
         self.most_pending = max(self.most_pending, len(self.queue))
 
-    def collect(self):
+    def collect(self, patience_s=None):
         if self.late:
             late, self.late = self.late, []
             return late
@@ -259,7 +260,7 @@ def test_stopping_does_not_wait_for_a_verifier_that_hangs():
 @pytest.mark.parametrize("order", range(5))
 def test_the_rest_of_a_group_is_cancelled_once_enough_have_finished(order):
     class Slow(ScriptedEngine):
-        def collect(self):
+        def collect(self, patience_s=None):
             # Verdicts are there before the engine has all done.
             time.sleep(0.01)
             return super().collect()
@@ -285,3 +286,59 @@ def test_the_rest_of_a_group_is_cancelled_once_enough_have_finished(order):
     assert "1.0 turns and 1 tokens" in tally.cancelled.mean()
     # They are no failures of the machine.
     assert tally.errors <= 3
+
+
+class Echo(AnswerEpisode):
+    """Two turns, with something to do between them."""
+
+    asked = 0
+
+    def advance(self, completion):
+        super().advance(completion)
+        self.asked += 1
+        return None if self.asked > 1 else "work"
+
+    def act(self, work):
+        return work
+
+    def resume(self, results):
+        return [*self.prompt_ids, 7]
+
+
+def test_an_episode_goes_on_while_another_is_still_being_sampled():
+    class OneAtATime(ScriptedEngine):
+        """The long request ends only after the second turn of the other one was asked for."""
+
+        turns, waited = 0, 0
+
+        def submit(self, request):
+            super().submit(request)
+            if request.key.startswith("t0"):
+                self.turns += 1
+                seeds.append(request.seed)
+
+        def collect(self, patience_s=None):
+            ready = [one for one in self.queue if one.key.startswith("t0") or self.turns > 1]
+            if not ready:
+                assert patience_s is not None
+                self.waited += 1
+                assert self.waited < 200
+                time.sleep(patience_s)
+                return []
+            self.queue.remove(ready[0])
+            return [self.answer(ready[0])]
+
+    class Rooms:
+        def episode(self, record, task, seed, tokenizer, context):
+            seeds.append(seed)
+            return Echo(tokenizer.encode_prompt(task.prompt))
+
+    seeds = []
+    engine = OneAtATime(random.Random(0))
+    maker = AttemptMaker(engine, Letters(), seed=1, choice=SamplingChoice(), rooms=Rooms())
+    loop = RolloutLoop(engine, maker, judge, concurrency=4, on_bad=None)
+    records = [given.record for given in loop.run(work([task(0, env="echo"), task(1)], 1))]
+    assert [r.kind for r in records] == ["task", "rollout"] * 2
+    assert engine.turns == 2
+    # A turn that drew the numbers of the turn before would be no sample of its own.
+    assert seeds[0] == seeds[1] != seeds[2]
