@@ -35,11 +35,24 @@ class Span(Struct, array_like=True, frozen=True):
     end: int
 
 
+class RoutingRef(Struct):
+    """Where a chunk's routing lies: a file of arrays one behind the other, each in C order, little endian.
+
+    Of a chunk of N tokens `shape` is [N - 1, L, K]: for each token but the last the K experts that were used in each of
+    L layers to predict the next one. `path` is as the user of `rollout` named it, from the folder it ran in.
+    """
+
+    path: str
+    offset: int
+    shape: list[int]
+    dtype: str
+
+
 class Chunk(Struct, omit_defaults=True):
     """A run of tokens as the model saw them: fed and sampled tokens, and which of them the policy produced.
 
     `logprobs` holds one value (nats) for each sampled token, in order; token-level estimators and signals stand beside
-    it, as long and in the same order.
+    it, as long and in the same order. `routing` says where the experts are that a mixture of experts used.
     """
 
     token_ids: list[int]
@@ -48,6 +61,7 @@ class Chunk(Struct, omit_defaults=True):
     advantages: list[float] | UnsetType = UNSET
     values: list[float] | UnsetType = UNSET
     returns: list[float] | UnsetType = UNSET
+    routing: RoutingRef | UnsetType = UNSET
 
     @property
     def num_sampled(self) -> int:

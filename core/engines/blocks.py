@@ -19,22 +19,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from strop.core.models.routing import RoutingRecorder
     from strop.core.models.tokens import Tokenizer
 
 ROWS = 8
 
 
 class BlockScheduler:
-    """One block after another, in the order of arrival. `rows` is 1 where a row's neighbours would change its bits."""
+    """One block after another, in the order of arrival. `rows` is 1 where a row's neighbours would change its bits.
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, *, context: int, rows: int = ROWS) -> None:
+    With a `recorder`, which needs that, completions hold the routing of the tokens that were fed.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer, *, context: int, rows: int = ROWS,
+        recorder: RoutingRecorder | None = None,
+    ) -> None:  # fmt: skip
+        if recorder is not None and rows != 1:
+            raise ValueError(f"routing is recorded of one row at a time, not of {rows}")
         self._model = model
         self._tokenizer = tokenizer
         self._context = context
         self._rows = rows
+        self._recorder = recorder
         self._queue: deque[Request] = deque()
         self._active: Iterator[list[Completion]] | None = None
-        self._prompt: tuple[list[int], Any, Tensor] | None = None
+        self._prompt: tuple[list[int], Any, Tensor, NDArray[Any] | None] | None = None
         self._unwanted: set[Any] = set()
         self._check_cache()
 
@@ -48,11 +58,12 @@ class BlockScheduler:
         kind, dtype = self._model.config.model_type, str(self._model.dtype).removeprefix("torch.")
         try:
             plain = torch.log_softmax(self._forward([ids], None)[0].float(), -1)
-            cache, _ = self._prompt_of(ids[:-1])
+            cache, _, _ = self._prompt_of(ids[:-1])
             ours = torch.log_softmax(self._forward([ids[-1:]] * self._rows, cache)[-1].float(), -1)
         except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
             raise Unavailable(f"{kind}: this engine cannot run it ({error}); --engine vllm may") from None
         self._prompt = None
+        self._take_routing()
         best = plain.argmax()
         gap = abs(float(ours[best] - plain[best]))
         # Not a number: a broken model, which is said where it is sampled.
@@ -102,16 +113,21 @@ class BlockScheduler:
         prompt_ids = next(iter(requests.values())).prompt_ids
         budget = self._context - len(prompt_ids)
         samples = {row: Sample(request, self._tokenizer, budget) for row, request in requests.items()}
-        cache, logits_BV = self._prompt_of(prompt_ids)
+        cache, logits_BV, routing = self._prompt_of(prompt_ids)
+        routings = [routing]
         while True:
             rows_BV = logits_BV.float().cpu().numpy()
             finished = {row: done for row in samples if (done := self._take(samples[row], rows_BV[row])) is not None}
+            for done in finished.values():
+                # A cancelled sample's last token has been routed already.
+                done.routing = _joined(routings, len(prompt_ids) + len(done.token_ids) - 1)
             samples = {row: sample for row, sample in samples.items() if row not in finished}
             yield list(finished.values())
             if not samples:
                 return
             tokens = [samples[row].token_ids[-1] if row in samples else 0 for row in range(self._rows)]
             logits_BV = self._forward([[token] for token in tokens], cache)
+            routings.append(self._take_routing())
 
     def _take(self, sample: Sample, logits_V: NDArray[Any]) -> Completion | None:
         if sample.request.key in self._unwanted:
@@ -119,8 +135,11 @@ class BlockScheduler:
             return sample.cancelled()
         return sample.take(logits_V)
 
-    def _prompt_of(self, prompt_ids: list[int]) -> tuple[Any, Tensor]:
-        """A cache of all rows behind the prompt, and its logits [B, V]; kept for the next block."""
+    def _take_routing(self) -> NDArray[Any] | None:
+        return None if self._recorder is None else self._recorder.take()
+
+    def _prompt_of(self, prompt_ids: list[int]) -> tuple[Any, Tensor, NDArray[Any] | None]:
+        """A cache of all rows behind the prompt, its logits [B, V] and its routing; kept for the next block."""
         import copy
 
         from transformers import DynamicCache
@@ -129,11 +148,12 @@ class BlockScheduler:
             self._prompt = None
             base = self._model.get_base_model() if hasattr(self._model, "get_base_model") else self._model
             cache = DynamicCache(config=base.config)
-            self._prompt = prompt_ids, cache, self._forward([prompt_ids], cache)
-        _, cache, logits_1V = self._prompt
+            logits_1V = self._forward([prompt_ids], cache)
+            self._prompt = prompt_ids, cache, logits_1V, self._take_routing()
+        _, cache, logits_1V, routing = self._prompt
         expanded = copy.deepcopy(cache)
         expanded.batch_repeat_interleave(self._rows)
-        return expanded, logits_1V.expand(self._rows, -1)
+        return expanded, logits_1V.expand(self._rows, -1), routing
 
     def _forward(self, ids_BT: list[list[int]], cache: Any) -> Tensor:
         """Logits [B, V] after the last column, whose keys and values go into the cache."""
@@ -144,3 +164,10 @@ class BlockScheduler:
             past = {} if cache is None else {"past_key_values": cache}
             output = self._model(input_ids=ids, use_cache=cache is not None, logits_to_keep=1, **past)
         return output.logits[:, -1]  # type: ignore[no-any-return]
+
+
+def _joined(routings: list[NDArray[Any] | None], number: int) -> NDArray[Any] | None:
+    import numpy as np
+
+    known = [rows for rows in routings if rows is not None]
+    return np.concatenate(known)[:number] if known else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from strop.core.engines.rows import Cache, Draws, PromptChunk, RowModel, draws_attention, step_sizes
 from strop.core.errors import Unavailable
 from strop.core.models.memory import log
+from strop.core.models.routing import is_mixture
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
 # As in core/models/packed.py: computing in another order changes log-probabilities (nats) by about this much.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
 PROBE_LENGTHS, PROBE_ROWS = (5, 40, 300, 1100), (2, 3, 8, 13)
-EXPERT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-
-
-def is_mixture(model: Any) -> bool:
-    """Whether the model is a mixture of experts: how many rows an expert gets depends on the neighbours' tokens."""
-    config = model.config.get_text_config()
-    return any((getattr(config, name, None) or 0) > 1 for name in EXPERT_NAMES)
 
 
 def open_row_model(model: Any, max_rows: int) -> RowModel:

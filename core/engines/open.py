@@ -33,6 +33,7 @@ class EngineOptions:
     batch_rows: int = 0
     seed: int = 0
     offline: bool = False
+    record_routing: bool = False
 
 
 def choose_engine(options: EngineOptions) -> str:
@@ -73,6 +74,8 @@ def _can_use_vllm() -> bool:
 def open_engine(options: EngineOptions) -> Engine:
     """The engine the options ask for; weights may be loaded only when the first request comes."""
     name = choose_engine(options)
+    if options.record_routing:
+        _check_routing(name, options)
     if name == "server":
         return _open_server(options)
     if name == "vllm":
@@ -84,6 +87,19 @@ def open_engine(options: EngineOptions) -> Engine:
     return TransformersEngine.open(options)
 
 
+def _check_routing(name: str, options: EngineOptions) -> None:
+    """Raises UsageError where there is no routing to be had, before anything large is loaded."""
+    from strop.core.models.routing import routing_shape
+
+    if name == "server":
+        raise UsageError("--routing: an OpenAI-compatible server does not return routing; the engine vllm does")
+    if name == "script":
+        raise UsageError("--routing: a script has no experts")
+    model, _ = resolve_policy(options)
+    if routing_shape(model.path) is None:
+        raise UsageError(f"--routing: {model.name} is not a mixture of experts and has no routing to record")
+
+
 def _open_vllm(options: EngineOptions) -> Engine:
     from strop.core.engines.vllm import VllmEngine
     from strop.core.models.adapters import model_info
@@ -93,7 +109,7 @@ def _open_vllm(options: EngineOptions) -> Engine:
     return VllmEngine(
         model.path, load_tokenizer(model).eos_ids, model_info(model, adapter, options.adapter), adapter=adapter,
         device=options.device, dtype=options.dtype, gpu_memory=options.gpu_memory, max_context=options.max_context,
-        seed=options.seed,
+        seed=options.seed, record_routing=options.record_routing,
     )  # fmt: skip
 
 

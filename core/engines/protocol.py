@@ -7,9 +7,12 @@ loop can keep any engine busy with single turns or with many interleaved episode
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from strop.core.records import Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Stop reasons of a completion. "eos": any of the model's end tokens, which is the last sampled token; "stop": a stop
 # string, whose tokens are kept; "length": max_tokens reached; "cancelled": the caller wanted no more.
@@ -35,7 +38,9 @@ class Request:
 class Completion:
     """What became of a request: sampled ids (an end token included), one log-probability (nats) each, and why it ended.
 
-    `error` says that the machine failed, not the policy; the other fields are then empty.
+    `error` says that the machine failed, not the policy; the other fields are then empty. `routing` comes from engines
+    that were asked to record it: for N tokens fed and sampled [N - 1, L, K] numbers of experts, uint8 or uint16, where
+    row j holds the experts that were used to predict token j + 1 (L layers with a router, K experts a token).
     """
 
     key: Any
@@ -43,6 +48,7 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
     stop: str = ""
     error: str | None = None
+    routing: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

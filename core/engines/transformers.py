@@ -36,14 +36,15 @@ class TransformersEngine:
     """Generates with a transformers model in this process (see core/engines/protocol.py for the methods).
 
     The weights are loaded when the first request is worked on. `batch_rows` is the most samples in flight (0: 64 on a
-    CPU, 256 on a GPU). A prompt as long as the context, or longer, ends at once with stop "length" and no tokens.
+    CPU, 256 on a GPU). A prompt as long as the context, or longer, ends at once with stop "length" and no tokens. With
+    `record_routing` completions of a mixture of experts say which experts were used.
     """
 
     name = "transformers"
 
     def __init__(
         self, model: ModelPath, info: ModelInfo, *, adapter: Path | None = None, device: str = "auto",
-        dtype: str = "auto", max_context: int | None = None, batch_rows: int = 0,
+        dtype: str = "auto", max_context: int | None = None, batch_rows: int = 0, record_routing: bool = False,
     ) -> None:  # fmt: skip
         from strop.core.models.load import choose_device
 
@@ -54,6 +55,7 @@ class TransformersEngine:
         # A few more, so that the next prompts are computed while the last samples of the batch end.
         self.concurrency = self._max_samples + self._max_samples // 4
         self._path, self._adapter, self._dtype = model, adapter, dtype
+        self._record_routing = record_routing
         self._scheduler: RowScheduler | BlockScheduler | None = None
         self._finished: list[Completion] = []
         self._pending = 0
@@ -65,6 +67,7 @@ class TransformersEngine:
         return cls(
             model, model_info(model, adapter, options.adapter), adapter=adapter, device=options.device,
             dtype=options.dtype, max_context=options.max_context, batch_rows=options.batch_rows,
+            record_routing=options.record_routing,
         )  # fmt: skip
 
     def submit(self, request: Request) -> None:
@@ -126,9 +129,10 @@ class TransformersEngine:
 
     def _load(self) -> RowScheduler | BlockScheduler:
         from strop.core.engines.blocks import ROWS, BlockScheduler
-        from strop.core.engines.invariance import is_mixture, open_row_model
+        from strop.core.engines.invariance import open_row_model
         from strop.core.engines.rows import CHUNK
         from strop.core.engines.schedule import RowScheduler
+        from strop.core.models.routing import RoutingRecorder, is_mixture
 
         tokenizer = load_tokenizer(self._path)
         model = load_model(self._path, device=self._device, dtype=self._dtype)
@@ -139,7 +143,8 @@ class TransformersEngine:
         except Unavailable as reason:
             log.info("samples are computed in blocks: %s", reason)
             num_rows = 1 if is_mixture(model) else ROWS
-            return BlockScheduler(model, tokenizer, context=self.context_length, rows=num_rows)
+            recorder = RoutingRecorder(model) if self._record_routing else None
+            return BlockScheduler(model, tokenizer, context=self.context_length, rows=num_rows, recorder=recorder)
         return RowScheduler(
             rows, tokenizer, context=self.context_length, max_samples=self._max_samples,
             max_tokens=_cache_tokens(model, self._device),

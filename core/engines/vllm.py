@@ -12,6 +12,7 @@ import gc
 import logging
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -39,6 +40,8 @@ CPU_CACHE_BYTES = 2 << 30
 # The ranks that vLLM accepts as the largest one; an adapter of another rank takes the next.
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 LORA_ID = 1
+# vLLM 0.32 returns routing from its second model runner alone, and says so, or what that lacks, within other words.
+NEEDS_RUNNER = re.compile(r"[^\n,.]*Model Runner V2[^\n;\[]*")
 
 
 class VllmEngine:
@@ -46,8 +49,9 @@ class VllmEngine:
 
     `folder` is a Hugging Face model folder and `eos_ids` its end tokens; `adapter` a LoRA adapter in peft form.
     `gpu_memory` is the share of the GPU's memory (on a CPU: of the machine's) that vLLM may take, None its default
-    here; `max_context` bounds prompt and sampled tokens, None as much as the model and the memory allow. Raises
-    Unavailable where vLLM or what it needs is missing, UsageError for options it cannot honour.
+    here; `max_context` bounds prompt and sampled tokens, None as much as the model and the memory allow. With
+    `record_routing` completions say which experts were used. Raises Unavailable where vLLM or what it needs is missing,
+    UsageError for options it cannot honour.
     """
 
     name = "vllm"
@@ -56,7 +60,7 @@ class VllmEngine:
     def __init__(
         self, folder: Path, eos_ids: frozenset[int], info: ModelInfo, *, adapter: Path | None = None,
         device: str = "auto", dtype: str = "auto", gpu_memory: float | None = None, max_context: int | None = None,
-        seed: int = 0,
+        seed: int = 0, record_routing: bool = False,
     ) -> None:  # fmt: skip
         self.info = info
         self._eos_ids = sorted(eos_ids)
@@ -65,6 +69,7 @@ class VllmEngine:
         self._count = 0
         self._lora_request: Any = None
         self._engine: Any = None
+        self._routed_layers = _routed_layers(folder) if record_routing else None
         if VllmEngine._one_is_open:
             raise Unavailable("vLLM keeps its state in the process: one engine at a time")
         lora = None if adapter is None else read_lora(adapter)
@@ -73,7 +78,7 @@ class VllmEngine:
         with _undisturbed():
             self._engine = _start(
                 folder, _check_device(device), lora, dtype=dtype, gpu_memory=gpu_memory, max_context=max_context,
-                seed=seed,
+                seed=seed, record_routing=record_routing,
             )  # fmt: skip
         VllmEngine._one_is_open = True
         try:
@@ -202,7 +207,12 @@ class VllmEngine:
         stop = sampled.finish_reason
         if stop == "stop" and not isinstance(sampled.stop_reason, str):
             stop = "eos"
-        return Completion(key, ids, rounded(logprobs or []), stop)
+        done = Completion(key, ids, rounded(logprobs or []), stop)
+        if self._routed_layers is not None and sampled.routed_experts is not None:
+            # A row for each position from 0 on and one for each decoder layer, those without a router too.
+            num_rows = len(output.prompt_token_ids) + len(ids) - 1
+            done.routing = sampled.routed_experts[:num_rows, self._routed_layers]
+        return done
 
     def _load(self, lora: Lora) -> None:
         """Loads the adapter and makes sure that it is the one that runs: an engine may go on with the base in silence.
@@ -239,7 +249,7 @@ class VllmEngine:
 
 def _start(
     folder: Path, device: str, lora: Lora | None, *, dtype: str, gpu_memory: float | None, max_context: int | None,
-    seed: int,
+    seed: int, record_routing: bool,
 ) -> Any:  # fmt: skip
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -257,11 +267,24 @@ def _start(
             # Compiling takes minutes on a CPU, longer than the runs that are made there.
             enforce_eager=device == "cpu",
             enable_prefix_caching=True, logprobs_mode="processed_logprobs", generation_config="vllm",
-            disable_log_stats=True, use_tqdm_on_load=False, **options,
+            disable_log_stats=True, use_tqdm_on_load=False, enable_return_routed_experts=record_routing, **options,
         )  # fmt: skip
         return LLMEngine.from_engine_args(arguments)
     except Exception as error:
+        if record_routing and (why := NEEDS_RUNNER.search(str(error))):
+            message = f"vLLM cannot return the routing of {folder} here: {why[0]}"
+            raise Unavailable(f"{message} (it takes a GPU); --engine transformers records it") from None
         raise Unavailable(f"vLLM cannot start with {folder}: {_first_line(error)}") from error
+
+
+def _routed_layers(folder: Path) -> list[int]:
+    """The decoder layers that have a router. Raises Unavailable."""
+    from strop.core.models.routing import routing_shape
+
+    shape = routing_shape(folder)
+    if shape is None:
+        raise Unavailable(f"{folder} is not a mixture of experts and has no routing to record")
+    return list(shape.layers)
 
 
 def _lora_options(lora: Lora | None) -> dict[str, Any]:
