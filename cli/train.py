@@ -19,6 +19,7 @@ from strop.core.train.examples import Reading
 from strop.core.train.loop import OptimOptions, Trainer
 from strop.core.train.losses import LossOptions
 from strop.core.train.policy import LoraOptions
+from strop.core.train.routing import RoutingReading
 from strop.core.train.run import Run, RunOptions, Start, Update, find_start
 from strop.core.train.setup import CriticWish, Opener, SetupOptions
 
@@ -67,6 +68,7 @@ def command(
     critic_from: opt.CriticFrom = None,
     critic_lr: opt.CriticLr = None,
     value_clip: opt.ValueClip = VALUE_CLIP,
+    routing_replay: opt.RoutingReplay = "auto",
     device: models.Device = "auto",
     dtype: models.Dtype = "auto",
     offline: models.Offline = False,
@@ -89,11 +91,15 @@ def command(
     With --critic a second model learns what reward a state still promises (T1): `advantage --gae --critic` writes its
     values into the rollouts, and here it is updated first, on the returns beside them, before the policy is.
 
+    Where rollouts say which experts of a mixture were used (`rollout --routing`), the update uses the same ones: their
+    gates are the live router's, which moves with --lora 0. The reference and the critic choose freely. Routing that is
+    missing or bad ends the run, with --keep-going too: leaving a rollout out for it would bias the batch.
+
     \b
     Input fields:
-      rollout: id, group, group_size, chunks (token_ids, sampled, logprobs, advantages), steps (span,
-      chunk, advantage), advantage, sampling, error; with --loss sft also success; with --critic
-      values and returns of the chunks
+      rollout: id, group, group_size, chunks (token_ids, sampled, logprobs, advantages, routing),
+      steps (span, chunk, advantage), advantage, sampling, error; with --loss sft also success; with
+      --critic values and returns of the chunks
       sft: id, prompt, response; or token_ids and trained (the spans)
 
     \b
@@ -133,7 +139,8 @@ def command(
     elif critic_lr is not None:
         raise UsageError("--critic-lr goes with --critic")
     same = {**asdict(loss_options), **asdict(optim), "betas": list(optim.betas), "epochs": epochs,
-            "batch_groups": batch_groups, "skip_zero_advantage": skip_zero_advantage}  # fmt: skip
+            "batch_groups": batch_groups, "skip_zero_advantage": skip_zero_advantage,
+            "routing_replay": routing_replay}  # fmt: skip
     del same["pack_tokens"]
     if critic_options is not None:
         same |= {"critic_lr": critic_options.lr, "value_clip": value_clip, "critic_only": critic_only}
@@ -155,7 +162,7 @@ def command(
     opener = Opener(setup_options)
     reading = Reading(
         loss, loss_options.needs_old, opener.vocabulary, allow_truncated_sampling,
-        needs_returns=critic_options is not None,
+        needs_returns=critic_options is not None, routing=_routing_reading(routing_replay, loss, opener),
     )  # fmt: skip
     reader = BatchReader(
         reading,
@@ -175,6 +182,13 @@ def command(
     run = Run(start, run_options, opener.setup, lambda setup: Trainer(setup.policy, loss_options, optim))
     _train(io, run, reader)
     return None
+
+
+def _routing_reading(mode: str, loss: str, opener: Opener) -> RoutingReading | None:
+    """Examples were sampled by nobody, and their log-probabilities are compared with none: they are trained freely."""
+    if loss == "sft" and mode == "on":
+        raise UsageError("--routing-replay goes with a policy gradient, not with --loss sft")
+    return None if loss == "sft" else RoutingReading(mode, opener.routing_shape)
 
 
 def _train(io: Session, run: Run, reader: BatchReader) -> None:

@@ -137,3 +137,8 @@ CriticLr = Annotated[
 ValueClip = Annotated[
     float, typer.Option("--value-clip", min=0, help="Hold the critic's values this near to those before; 0: do not.")
 ]
+RoutingReplay = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option("--routing-replay", help="Mixture of experts: use the experts that `rollout --routing` recorded. on: "
+                 "every rollout has them; auto: all or none, as the first one; off: the model chooses."),
+]  # fmt: skip

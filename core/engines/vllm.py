@@ -272,7 +272,7 @@ def _start(
         return LLMEngine.from_engine_args(arguments)
     except Exception as error:
         if record_routing and (why := NEEDS_RUNNER.search(str(error))):
-            message = f"vLLM cannot return the routing of {folder} here: {why[0]}"
+            message = f"vLLM cannot return the routing of {folder} here: {why[0].strip()}"
             raise Unavailable(f"{message} (it takes a GPU); --engine transformers records it") from None
         raise Unavailable(f"vLLM cannot start with {folder}: {_first_line(error)}") from error
 

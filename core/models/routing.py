@@ -1,14 +1,14 @@
-"""Which experts a mixture of experts chose, recorded and chosen again: routing replay, R3 (T1, section 2.5 of the sheet).
+"""Which experts a mixture of experts chose, recorded and chosen again: routing replay, R3 (T1, section 2.5).
 
-A trainer's arithmetic differs from a sampler's in the last bits, and where two experts are nearly as good that is enough
-to choose another one: then it trains another network than the one that spoke. So the choice is taken from the record,
-and the gates of the chosen experts from the live logits s:
+A trainer's arithmetic differs from a sampler's in the last bits, and where two experts are nearly as good that is
+enough to choose another one: then it trains another network than the one that spoke. So the choice is taken from the
+record, and the gates of the chosen experts from the live logits s:
 
     g_e = exp(s_e) / sum of exp(s_e') over the recorded e',   y = sum of g_e f_e(h) over the recorded e
 
-The choice is a constant and the gradient flows through the gates alone, so the router stays trainable. A model that does
-not normalise its gates (norm_topk_prob off) keeps its own softmax over all experts, read at the recorded ones: with the
-choice that it would make itself the output is its plain forward's, to rounding.
+The choice is a constant and the gradient flows through the gates alone, so the router stays trainable. A model that
+does not normalise its gates (norm_topk_prob off) keeps its own softmax over all experts, read at the recorded ones:
+with the choice that it would make itself the output is its plain forward's, to rounding.
 
 The choice is held by layer and not by a cursor: a layer whose forward runs twice, as it does where activations are
 recomputed in the backward pass, gets the same rows both times. The context must then stay open over that pass.
@@ -204,7 +204,7 @@ class RoutingRecorder:
             rows.clear()
         if len({layer.shape for layer in layers}) > 1:
             raise ValueError(f"the layers chose for {[len(layer) for layer in layers]} tokens")
-        return torch.stack(layers, 1).cpu().numpy().astype(self.shape.dtype)  # type: ignore[no-any-return]
+        return torch.stack(layers, 1).cpu().numpy().astype(self.shape.dtype)
 
     def close(self) -> None:
         """Lets the model go on unobserved."""

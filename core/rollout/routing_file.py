@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DTYPES = {"uint8": "<u1", "uint16": "<u2"}
 
 
-class RoutingFault(DataError):
+class RoutingFault(DataError):  # noqa: N818 (as the errors of core/errors.py)
     """Routing is missing or bad. It ends a run even where bad records are set aside.
 
     Rollouts whose routing is lost are not a random part of the batch, so that to leave them out would bias it (T1).
@@ -113,7 +113,7 @@ class RoutingReader:
             raise bad("offset", f"{ref.path}: expert {rows_TLK.max()} of a model of {shape.num_experts} experts")
         ordered_TLK = np.sort(rows_TLK, -1)
         if (ordered_TLK[..., 1:] == ordered_TLK[..., :-1]).any():
-            raise bad("offset", f"{ref.path}: a token names an expert twice; this is no routing, or another place of it")
+            raise bad("offset", f"{ref.path}: a token names an expert twice; this is no routing, or not its place")
         return rows_TLK
 
     def _mapped(self, path: str, end: int) -> NDArray[Any]:

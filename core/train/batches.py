@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from strop.core.errors import DataError
 from strop.core.groups import Group, GroupBuffer
 from strop.core.records import Record
+from strop.core.rollout.routing_file import RoutingFault
 from strop.core.train.examples import Example, Place, Reading, TrainRollout, rollout_example, sft_example
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class BatchReader:
 
     Each group goes out when it is complete; an sft record is a group of its own. Groups named in `consumed` are
     skipped. Groups whose members are all left out count as consumed and for `groups_without_signal`, not towards the
-    size of a batch, since nothing of them is trained on. Records that are not trained on go to `on_other`.
+    size of a batch, since nothing of them is trained on. Records that are not trained on go to `on_other`. Bad ones go
+    to `on_bad`, but for a rollout without its routing, which ends the run (RoutingFault).
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class BatchReader:
         for record in records:
             try:
                 done = self._take(record)
+            except RoutingFault:
+                raise
             except DataError as error:
                 self._on_bad(error, record)
                 done = self._lost(record)

@@ -16,7 +16,10 @@ from msgspec import UNSET, Meta, Struct
 from strop.core.records import Chunk, Record, Sampling, Span, check_chunks
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from strop.core.models.tokens import Tokenizer
+    from strop.core.train.routing import RoutingReading
 
 # Rounding can put the log-probability of a certain token a little above 0.
 MAX_LOGPROB = 1e-3
@@ -76,7 +79,8 @@ class TrainSequence:
     """Tokens in their context. `positions` (all >= 1) are those trained on; the other lists are as long.
 
     `old_logprobs` is empty where the record has none; `values` and `returns` are the critic's, empty without one. The
-    logits are divided by `temperature` before the softmax, as they were when the tokens were drawn.
+    logits are divided by `temperature` before the softmax, as they were when the tokens were drawn. `routing` holds for
+    each token but the last the experts to use, [len(token_ids) - 1, L, K]; None leaves the choice to the model.
     """
 
     token_ids: list[int]
@@ -86,6 +90,7 @@ class TrainSequence:
     temperature: float = 1.0
     values: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
+    routing: NDArray[Any] | None = None
 
 
 @dataclass(slots=True)
@@ -113,13 +118,17 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the loss asks of a record. `vocabulary` is asked when the first record needs it; None checks no ids."""
+    """What the loss asks of a record. `vocabulary` is asked when the first record needs it; None checks no ids.
+
+    `routing` None: the experts of a mixture are not looked for.
+    """
 
     loss: str
     needs_old: bool
     vocabulary: Callable[[], int | None] = lambda: None
     allow_truncated: bool = False
     needs_returns: bool = False
+    routing: RoutingReading | None = None
 
 
 def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> Example | None:
@@ -147,6 +156,10 @@ def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> 
         sequence = _sequence(chunk.token_ids, positions, advantages, old, temperature)
         if reading.needs_returns:
             sequence.values, sequence.returns = _critic_values(record, chunk, i)
+        routing = None if reading.routing is None else reading.routing.of_chunk(record, i, chunk)
+        if routing is not None:
+            # Cut as the tokens are: the last one is predicted and not fed.
+            sequence.routing = routing[: len(sequence.token_ids) - 1]
         example.sequences.append(sequence)
     if not example.sequences:
         raise record.bad("no sampled token in any chunk; there is nothing to train on", "chunks")

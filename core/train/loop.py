@@ -124,17 +124,18 @@ class Trainer:
             [weight for sequence, weight in part for _ in sequence.positions], dtype=torch.float64
         ).to(batch.advantages)
         reference = self.policy.reference_logprobs(batch) if options.kl_coef else None
-        logprobs, entropy = self.policy.logprobs(batch, entropy_grad=options.entropy_coef != 0)
-        result = token_losses(logprobs, batch.old, batch.advantages, options)
-        per_token = result.loss
-        if reference is not None:
-            kl = kl_estimates(logprobs, reference, options.kl_estimator)
-            per_token = per_token + options.kl_coef * kl
-            sums.add("kl_reference", float(kl.detach().sum()))
-        if options.entropy_coef:
-            per_token = per_token - options.entropy_coef * entropy
-        loss = (weights * per_token).sum()
-        torch.autograd.backward(loss)
+        with self.policy.replaying(batch):
+            logprobs, entropy = self.policy.logprobs(batch, entropy_grad=options.entropy_coef != 0)
+            result = token_losses(logprobs, batch.old, batch.advantages, options)
+            per_token = result.loss
+            if reference is not None:
+                kl = kl_estimates(logprobs, reference, options.kl_estimator)
+                per_token = per_token + options.kl_coef * kl
+                sums.add("kl_reference", float(kl.detach().sum()))
+            if options.entropy_coef:
+                per_token = per_token - options.entropy_coef * entropy
+            loss = (weights * per_token).sum()
+            torch.autograd.backward(loss)
         sums.loss += float(loss.detach())
         sums.trained += len(logprobs)
         sums.tokens += sum(map(len, batch.token_ids))

@@ -30,7 +30,10 @@ class LoraOptions:
 
 @dataclass(slots=True)
 class PackBatch:
-    """One pack as tensors: the sequences' tokens, and what belongs to the trained positions, in the same order."""
+    """One pack as tensors: the sequences' tokens, and what belongs to the trained positions, in the same order.
+
+    `routing` [T, L, K] holds the experts to use for each of the T tokens that are fed; None leaves it to the model.
+    """
 
     token_ids: list[list[int]]
     rows: Tensor
@@ -38,6 +41,7 @@ class PackBatch:
     temperature: Tensor
     old: Tensor
     advantages: Tensor
+    routing: Tensor | None = None
 
 
 class Policy:
@@ -105,7 +109,17 @@ class Policy:
             temperature=column([one.temperature for one in sequences for _ in one.positions]),
             old=column([value for one in sequences for value in (one.old_logprobs or [nan] * len(one.positions))]),
             advantages=column([value for one in sequences for value in one.advantages]),
+            routing=_routing_of(sequences),
         )
+
+    def replaying(self, batch: PackBatch) -> AbstractContextManager[None]:
+        """Within it the policy uses the experts of the batch's record, if it has one; left after the backward pass.
+
+        The reference is to be computed outside: it chooses freely.
+        """
+        from strop.core.models.routing import replaying
+
+        return nullcontext() if batch.routing is None else replaying(self.model, batch.routing)
 
     @property
     def sum_dtype(self) -> Any:
@@ -154,6 +168,19 @@ class Policy:
             return_entropy=return_entropy,
             entropy_grad=entropy_grad,
         )
+
+
+def _routing_of(sequences: list[TrainSequence]) -> Tensor | None:
+    """The routing of the tokens that are fed. Raises ValueError where some sequences have one and some do not."""
+    import numpy as np
+    import torch
+
+    some = [one.routing for one in sequences if one.routing is not None]
+    if not some:
+        return None
+    if [len(one.token_ids) - 1 for one in sequences] != [len(rows) for rows in some]:
+        raise ValueError("a pack in which not every token has its routing")
+    return torch.from_numpy(np.concatenate(some).astype(np.int64))
 
 
 def add_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:

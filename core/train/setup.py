@@ -14,6 +14,7 @@ from strop.core.train.policy import LoraOptions, Policy, add_lora, load_lora
 
 if TYPE_CHECKING:
     from strop.core.models.load import ModelPath
+    from strop.core.models.routing import RoutingShape
     from strop.core.models.tokens import Tokenizer
     from strop.core.train.checkpoints import Checkpoint
     from strop.core.train.critic_setup import OpenCritic
@@ -90,6 +91,12 @@ class Opener:
             return None
         size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return size if isinstance(size, int) else None
+
+    def routing_shape(self) -> RoutingShape | None:
+        """The routers of the base model, from its configuration alone; None if it is no mixture of experts."""
+        from strop.core.models.routing import routing_shape
+
+        return routing_shape(self.base().path)
 
     def setup(self) -> Setup:
         """The policy, loaded, and the critic where one is wanted."""
