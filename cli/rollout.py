@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def command(
     length_penalty: opt.LengthPenalty = 0.0,
     free_tokens: opt.FreeTokens = 0,
     truncated_reward: opt.TruncatedReward = None,
+    routing: opt.RoutingFile = None,
     adapter: models.Adapter = None,
     engine: models.EngineName = "auto",
     endpoint: models.Endpoint = None,
@@ -82,6 +84,10 @@ def command(
     --reward makes the reward of the outcome and of the assertions in the verifier's report. With --rescore it grades
     stored rollouts by what they hold, and no verifier runs.
 
+    --routing FILE keeps, for a mixture of experts, which experts predicted each token (engines transformers, and vllm
+    on a GPU): in a chunk, `routing` says where in FILE, whose name `train` looks up from its own folder. FILE is only
+    appended to, so that --resume may go on with it. A rollout without its routing ends the run.
+
     \b
     Examples:
       strop synth-tasks arithmetic -n 24 | strop rollout --model M -n 8 --seed 1 > rollouts.jsonl
@@ -100,11 +106,13 @@ def command(
     Output fields:
       rollout: id, task, group, group_size, sample, seed, policy, sampling, chunks, response,
       turns, steps, reward, success, verdict, stop, error, provenance; with --reward grading
-      {rule, source, cause, passed, total, scale}
+      {rule, source, cause, passed, total, scale}; with --routing chunks have routing {path,
+      offset, shape, dtype}
 
     \b
     Memory:
-      the model, and the rollouts in flight; with --rescore the tasks seen.
+      the model, and the rollouts in flight (with --routing theirs too, L x K bytes a token);
+      with --rescore the tasks seen.
     """
     grader = None
     if reward is not None:
@@ -112,6 +120,8 @@ def command(
     elif length_penalty or free_tokens or truncated_reward is not None:
         raise UsageError("--length-penalty, --free-tokens and --truncated-reward go with --reward pass")
     if rescore:
+        if routing is not None:
+            raise UsageError("--routing records what a model does; with --rescore none runs")
         _rescore(io, tasks, grader)
         return
     if tasks is not None:
@@ -120,6 +130,7 @@ def command(
         model=model, adapter=adapter, engine=engine, endpoint=endpoint, device=device, dtype=dtype,
         gpu_memory=gpu_memory, max_context=max_context, offline=offline, seed=seed,
     )  # fmt: skip
+    options = replace(options, record_routing=routing is not None)
     stops = None if stop is None else tuple(text.replace("\\n", "\n") for text in stop)
     choice = SamplingChoice(temperature, top_p, top_k, max_tokens, stops)
     if io.dry_run:
@@ -132,7 +143,7 @@ def command(
     )  # fmt: skip
     _sample(
         io, options, choice, samples=samples, seed=seed, concurrency=concurrency, ordered=not unordered, first=first,
-        metrics=metrics, grader=grader, rooms=rooms, horizon=shared,
+        metrics=metrics, grader=grader, rooms=rooms, horizon=shared, routing=routing,
     )  # fmt: skip
 
 
@@ -156,11 +167,12 @@ def _open_horizon(
 def _sample(
     io: Session, options: EngineOptions, choice: SamplingChoice, *,
     samples: int, seed: int, concurrency: int, ordered: bool, first: int, metrics: Path | None, grader: Grader | None,
-    rooms: RoomOptions, horizon: SharedHorizon | None,
+    rooms: RoomOptions, horizon: SharedHorizon | None, routing: Path | None,
 ) -> None:  # fmt: skip
     from strop.core.engines.open import open_engine, open_tokenizer
     from strop.core.envs.rooms import Rooms
     from strop.core.rollout.loop import RolloutLoop
+    from strop.core.rollout.routing import open_log
     from strop.core.tasks.verifiers import open_verifiers
 
     before, rest = _until_first_task(io)
@@ -172,13 +184,14 @@ def _sample(
     tokenizer = open_tokenizer(options)
     with (
         open_engine(options) as engine, open_verifiers() as verifiers, closing(Rooms(rooms)) as opened,
-        io.progress("rollouts") as progress,
+        open_log(engine, routing) as log, io.progress("rollouts") as progress,
     ):  # fmt: skip
         maker = AttemptMaker(engine, tokenizer, seed=seed, choice=choice, rooms=opened)
         in_flight = concurrency or engine.concurrency
         loop = RolloutLoop(
-            engine, maker, verifiers.verify, concurrency=in_flight, ordered=ordered, first=first, on_bad=io.reject
-        )
+            log or engine, maker, verifiers.verify, concurrency=in_flight, ordered=ordered, first=first,
+            on_bad=io.reject,
+        )  # fmt: skip
         io.detail(
             f"engine {engine.name}, model {engine.info.model} at {engine.info.revision}, adapter {engine.info.adapter}"
         )
@@ -186,6 +199,8 @@ def _sample(
         started = time.monotonic()
         for given in loop.run(_work(io, rest, maker, verifiers, samples)):
             if given.made:
+                if log is not None:
+                    log.attach(given.record)
                 if grader is not None:
                     grader.grade(given.record)
                 moved = None if horizon is None else horizon.count(given.record)

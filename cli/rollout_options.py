@@ -107,3 +107,8 @@ TruncatedReward = Annotated[
     typer.Option("--truncated-reward", metavar="R", show_default=False,
                  help="--reward pass: what a success is worth whose episode was cut off (FrogNano: 0.5)."),
 ]  # fmt: skip
+RoutingFile = Annotated[
+    Path | None,
+    typer.Option("--routing", metavar="FILE", show_default=False,
+                 help="Mixture of experts: append to FILE which experts were used, for `train` to use the same ones."),
+]  # fmt: skip

@@ -12,7 +12,8 @@ A sampled token without its row ends the run: to drop the rollout instead would 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,14 +22,16 @@ from msgspec import Raw
 
 from strop.core.errors import Unavailable
 from strop.core.records import Span
+from strop.core.rollout.routing_file import RoutingWriter
 from strop.core.rollout.stitch import shared_prefix
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from strop.core.engines.protocol import Completion, Engine, Request
     from strop.core.records import Record, Sampling
-    from strop.core.rollout.routing_file import RoutingWriter
 
 _chunks = msgspec.json.Decoder(list[dict[str, Raw]])
 
@@ -50,7 +53,7 @@ class TurnRouting:
 
 
 def chunk_routing(token_ids: list[int], sampled: Sequence[Span], turns: Sequence[TurnRouting]) -> NDArray[Any]:
-    """The rows [N - 1, L, K] of a chunk of N tokens, from the turns of its episode (those of other chunks do no harm).
+    """The rows [N - 1, L, K] of a chunk of N tokens, from the turns of its episode, in order.
 
     Raises Unavailable where a sampled token has no row, or the first token has none (the gap rule has nothing to copy).
     """
@@ -65,13 +68,18 @@ def chunk_routing(token_ids: list[int], sampled: Sequence[Span], turns: Sequence
     sampled_T = np.zeros(num_rows, bool)
     for span in sampled:
         sampled_T[max(span.start - 1, 0) : span.end - 1] = True
-    for turn in turns:
-        _take(rows_TLK, known_T, token_ids, turn, turn.first_row)
-    # A later turn's row, computed when the token was context already, is not the one under which it was drawn.
-    known_T &= ~sampled_T
-    for turn in turns:
-        if turn.fed_ids == token_ids[: len(turn.fed_ids)]:
-            _take(rows_TLK, known_T, token_ids, turn, len(turn.fed_ids) - 1)
+    # The chunk's own turns last: those of others saw a part of the same context, and know the rows of that part.
+    for turn in sorted(turns, key=lambda turn: turn.fed_ids == token_ids[: len(turn.fed_ids)]):
+        if turn.rows_TLK is None:
+            continue
+        # Row j is a function of the tokens up to j.
+        num_shared = shared_prefix(token_ids, turn.fed_ids + turn.sampled_ids)
+        place_T = np.arange(turn.first_row, min(num_shared, turn.first_row + len(turn.rows_TLK), num_rows))
+        # A later turn's row of a sampled token, which is context by then, is not the one under which it was drawn.
+        drawn = place_T >= len(turn.fed_ids) - 1
+        place_T = place_T[drawn == sampled_T[place_T]]
+        rows_TLK[place_T] = turn.rows_TLK[place_T - turn.first_row]
+        known_T[place_T] = True
     for j in np.flatnonzero(~known_T):
         if sampled_T[j]:
             raise Unavailable(f"the engine returned no routing for the sampled token {j + 1}")
@@ -79,20 +87,6 @@ def chunk_routing(token_ids: list[int], sampled: Sequence[Span], turns: Sequence
             raise Unavailable("the engine returned no routing for the first token")
         rows_TLK[j] = rows_TLK[j - 1]
     return rows_TLK
-
-
-def _take(
-    rows_TLK: NDArray[Any], known_T: NDArray[Any], token_ids: list[int], turn: TurnRouting, first: int
-) -> None:
-    """Copies the turn's rows from `first` on, as far as the turn was over the same tokens."""
-    if turn.rows_TLK is None:
-        return
-    num_shared = shared_prefix(token_ids, turn.fed_ids + turn.sampled_ids)
-    # Row j is a function of the tokens up to j.
-    end = min(num_shared, turn.first_row + len(turn.rows_TLK), len(rows_TLK))
-    if end > first:
-        rows_TLK[first:end] = turn.rows_TLK[first - turn.first_row : end - turn.first_row]
-        known_T[first:end] = True
 
 
 class RoutingLog:
@@ -134,7 +128,7 @@ class RoutingLog:
             raise Unavailable(f"{completion.key}: the engine returned {len(rows)} rows of routing, not {num_rows}")
         turns = self._turns.setdefault(completion.key, [])
         if turns and fed[: len(turns[-1].fed_ids)] == turns[-1].fed_ids:
-            # The new turn has all the context of the one before, which would otherwise be held once a turn.
+            # The new turn was fed all the context of the one before, which would otherwise be held once a turn.
             turns[-1] = turns[-1].without_context()
         turns.append(TurnRouting(fed, list(completion.token_ids), rows))
 
@@ -176,3 +170,13 @@ class RoutingLog:
 
     def __exit__(self, *failure: Any) -> None:
         self.close()
+
+
+@contextmanager
+def open_log(engine: Engine, path: Path | None) -> Iterator[RoutingLog | None]:
+    """The log between `engine` and the file at `path`; None where no routing is asked for."""
+    if path is None:
+        yield None
+        return
+    with RoutingWriter(path) as writer, RoutingLog(engine, writer) as log:
+        yield log
