@@ -92,7 +92,7 @@ def command(
     values into the rollouts, and here it is updated first, on the returns beside them, before the policy is.
 
     Where rollouts say which experts of a mixture were used (`rollout --routing`), the update uses the same ones: their
-    gates are the live router's, which moves with --lora 0. The reference and the critic choose freely. Routing that is
+    gates are the live router's, which goes on learning. The reference and the critic choose freely. Routing that is
     missing or bad ends the run, with --keep-going too: leaving a rollout out for it would bias the batch.
 
     \b

@@ -1,4 +1,4 @@
-"""The choice of experts, recorded and made again: what the model computes, what a router learns, and what is refused."""
+"""The choice of experts, recorded and made again: what the model computes, what a router learns, what is refused."""
 
 import pytest
 
@@ -117,7 +117,7 @@ def test_the_gates_are_those_of_the_formula():
 
 
 def test_gates_of_experts_that_the_live_router_rules_out_are_finite():
-    """All recorded experts lie 200 nats below the live favourite: a quotient of two float32 zeros would be no number."""
+    """All recorded experts lie 200 nats below the live favourite: a quotient of two float32 zeros is no number."""
     import torch
 
     logits = torch.tensor([[200.0, 0.0, 1.0, 0.0]])
@@ -184,7 +184,7 @@ def test_a_layer_that_runs_twice_gets_the_same_rows():
             model.train()
         calls = []
         for router in open_routers(model):
-            router.module.register_forward_hook(lambda *_: calls.append(1))
+            router.module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         with replaying(model, (routing + 3) % 8):
             logits_of(model).log_softmax(-1)[:, 7].mean().backward()
         assert len(calls) == (6 if recomputed else 3)

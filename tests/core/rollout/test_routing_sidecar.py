@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_of_one_turn_the_rows_are_the_turns_own():
 
 
 def test_sampled_tokens_keep_the_row_they_were_drawn_under_and_context_takes_the_last_turns():
-    """fed 1 2 3, drew 4 5; then fed 1 2 3 4 5 6 7, drew 8 9. Rows 2 and 3 predicted 4 and 5, rows 6 and 7 8 and 9."""
+    """Fed 1 2 3, drew 4 5; then fed 1 2 3 4 5 6 7, drew 8 9. Rows 2 and 3 predicted 4 and 5, rows 6 and 7 8 and 9."""
     turns = [turn([1, 2, 3], [4, 5], 1), turn([1, 2, 3, 4, 5, 6, 7], [8, 9], 2)]
     found = chunk_routing(list(range(1, 10)), [Span(3, 5), Span(7, 9)], turns)
     assert makers(found) == [(2, 0), (2, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6), (2, 7)]
@@ -123,7 +124,7 @@ class FakeEngine:
 
 
 def play(log, key, observations):
-    """An episode of several turns through the stitcher: what a template renders, and each answer with what follows it."""
+    """An episode of several turns through the stitcher; each observation renders the history after an answer."""
     stitcher = Stitcher(lambda id_: bytes([id_]))
     rendered = [1, 2, 3]
     for observation in observations:
@@ -269,7 +270,7 @@ def test_a_full_disk_is_said(tmp_path):
     link = tmp_path / "r.bin"
     with RoutingWriter(link) as writer:
         writer._file.close()
-        writer._file = open("/dev/full", "ab", buffering=0)
+        writer._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
         with pytest.raises(OutputFailed, match="No space left"):
             writer.append(rows(4))
 

@@ -1,4 +1,4 @@
-"""Routing replay in the trainer: what it does to the gap, what it trains, how records bring it, and when it ends a run."""
+"""Routing replay in the trainer: what it does to the gap, what it trains, how records bring it, what ends a run."""
 
 import json
 
@@ -20,7 +20,7 @@ SHAPE = RoutingShape((0, 1, 2), 8, 2)
 
 
 def moe(seed=0, dtype="float32", trained=True):
-    """A random Qwen3-MoE; its routers are as wide as transformers makes them (0.02), the rest is wider and says more."""
+    """A random Qwen3-MoE; its routers are as wide as transformers makes them (0.02), the rest is wider."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -133,6 +133,20 @@ def test_the_gradient_reaches_the_router_and_is_that_of_the_replayed_loss():
     assert slope == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-2)
 
 
+def test_an_adapter_on_the_router_learns_under_replay():
+    """The all-linear of peft adapts routers of transformers 5, by wrapping their parameter."""
+    model = moe(trained=False)
+    examples = examples_of(model)
+    policy = Policy(add_lora(model, LoraOptions(4, 8.0), seed=0))
+    perturb(model, 0.1, 0)
+    trainer = Trainer(policy, LossOptions("ppo"), OptimOptions(pack_tokens=100))
+    found = _means(trainer.accumulate(examples), trainer.loss)["logprob_gap_mean"]
+    gradients = {name: p.grad for name, p in policy.trainable() if "mlp.gate." in name and "lora_B" in name}
+    assert len(gradients) == 3
+    assert all(float(gradient.abs().max()) > 0 for gradient in gradients.values())
+    assert 0 < 10 * found < _means(trainer.accumulate(freed(examples)), trainer.loss)["logprob_gap_mean"]
+
+
 def test_the_gradient_is_the_same_however_the_tokens_are_packed():
     import torch
 
@@ -191,7 +205,8 @@ def test_a_pack_of_which_a_part_has_routing_is_refused():
 
 def rollout(number, ref=None, span=(3, 6), length=8):
     """A rollout record; its last tokens are context that comes after what was sampled."""
-    chunk = {"token_ids": list(range(10, 10 + length)), "sampled": [list(span)], "logprobs": [-1.0] * (span[1] - span[0])}
+    ids = list(range(10, 10 + length))
+    chunk = {"token_ids": ids, "sampled": [list(span)], "logprobs": [-1.0] * (span[1] - span[0])}
     if ref is not None:
         chunk["routing"] = ref
     record = {
@@ -275,7 +290,9 @@ def test_a_rollout_that_is_not_trained_on_decides_nothing(sidecar):
     failed = rollout(0)
     failed.set(error="the sandbox was lost")
     records = [failed, rollout(1, sidecar(rows_of())), rollout(2, sidecar(rows_of()))]
-    reader = BatchReader(how, groups_per_batch=0, on_bad=lambda error, _: pytest.fail(str(error)), on_other=lambda _: None)
+    reader = BatchReader(
+        how, groups_per_batch=0, on_bad=lambda error, _: pytest.fail(str(error)), on_other=lambda _: None
+    )
     (batch,) = reader.run(records)
     assert [one.sequences[0].routing is not None for one in batch.examples] == [True, True]
 
@@ -306,7 +323,7 @@ def test_what_a_record_points_to_is_checked(sidecar, name):
 def test_experts_that_the_model_has_not_and_experts_named_twice_are_refused(sidecar):
     rows = rows_of()
     rows[4, 1] = [3, 8]
-    with pytest.raises(RoutingFault, match="offset: .*expert 8 of a model of 8 experts"):
+    with pytest.raises(RoutingFault, match=r"offset: .*expert 8 of a model of 8 experts"):
         example_of(rollout(0, sidecar(rows)), reading())
     # As a buffer that nothing was written to would.
     rows[4, 1] = [0, 0]
