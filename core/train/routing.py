@@ -61,5 +61,5 @@ class RoutingReading:
     def _says(self, *, is_there: bool) -> str:
         if self._mode == "on":
             return "missing; --routing-replay on needs it of every rollout, and leaving one out would bias the batch"
-        what = ("there, but rollouts before it have none" if is_there else "missing, but rollouts before it have one")
+        what = "there, but rollouts before it have none" if is_there else "missing, but rollouts before it have one"
         return f"{what}; replaying a part would mix two policies, and leaving one out would bias the batch"

@@ -12,7 +12,15 @@ from strop.core.engines.protocol import Request
 from strop.core.engines.vllm import VllmEngine
 from strop.core.errors import Unavailable, UsageError
 from strop.core.models.routing import RoutingShape, recording, routing_shape
-from strop.core.records import Sampling
+from strop.core.records import Record, Sampling
+from strop.core.rollout.routing import RoutingLog
+from strop.core.rollout.routing_file import RoutingWriter
+from strop.core.rollout.stitch import Stitcher
+from strop.core.train.examples import Reading, TrainRollout, rollout_example
+from strop.core.train.loop import OptimOptions, Trainer
+from strop.core.train.losses import LossOptions
+from strop.core.train.policy import Policy
+from strop.core.train.routing import RoutingReading
 
 SAMPLING = Sampling(max_tokens=7)
 
@@ -60,6 +68,44 @@ def test_the_rows_are_those_of_one_forward_over_the_same_tokens(tiny_moe):
     assert done["full"].routing is None
     assert alone[5, 1].routing.tolist() == done[5, 1].routing.tolist()
     assert len(np.unique(np.concatenate([one.routing for one in done.values() if one.routing is not None]))) == 8
+
+
+def test_an_episode_of_several_turns_is_replayed_in_the_trainer(tiny_moe, tmp_path):
+    """Engine, stitcher, file, record, pack: the trainer's log-probabilities are the engine's.
+
+    With the rows off by one they are not, so that a shift anywhere on the way would show.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with open_engine(options(tiny_moe)) as engine, RoutingWriter(tmp_path / "r.bin") as writer:
+        log = RoutingLog(engine, writer)
+        record = play(log)
+        log.attach(record)
+    reading = Reading("ppo", needs_old=True, routing=RoutingReading("on", lambda: routing_shape(tiny_moe)))
+    example = rollout_example(record, record.view(TrainRollout), reading)
+    assert [len(one.routing) for one in example.sequences] == [len(one.token_ids) - 1 for one in example.sequences]
+    assert len(example.sequences) == 2
+    model = AutoModelForCausalLM.from_pretrained(tiny_moe, dtype=torch.float32)
+    trainer = Trainer(Policy(model), LossOptions("ppo"), OptimOptions())
+    sums = trainer.accumulate([example])
+    assert sums.gap_max < 1e-4
+    for sequence in example.sequences:
+        sequence.routing = np.roll(sequence.routing, 1, axis=0)
+    assert trainer.accumulate([example]).gap_max > 0.1
+
+
+def play(log):
+    """Two turns behind one another, and after a history that was pruned a third."""
+    stitcher = Stitcher(lambda id_: b"%d " % id_)
+    rendered = list(range(30, 42))
+    for turn in range(3):
+        log.submit(Request("g/0", stitcher.next_prompt(rendered), SAMPLING, turn))
+        (completion,) = log.collect()
+        stitcher.take(completion.token_ids, completion.logprobs)
+        rendered = [*rendered, *completion.token_ids, 70, 71, 72] if turn == 0 else list(range(90, 101))
+    fields = {"id": "g/0", "task": "t", "advantage": 1.0, "chunks": stitcher.chunks()}
+    return Record.make("rollout", fields)
 
 
 def test_nothing_is_recorded_that_was_not_asked_for(tiny_moe):
