@@ -111,9 +111,9 @@ class RoutingLog:
         self._fed[request.key] = list(request.prompt_ids)
         self._engine.submit(request)
 
-    def collect(self) -> list[Completion]:
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
         """Passes the completions on; their routing stays here. Raises Unavailable where it is not that of the ids."""
-        done = self._engine.collect()
+        done = self._engine.collect(patience_s)
         for completion in done:
             fed = self._fed.pop(completion.key)
             if completion.error is None:
@@ -151,6 +151,10 @@ class RoutingLog:
                 raise Unavailable(f"{name}: {error}; {message}") from None
             chunk["routing"] = Raw(msgspec.json.encode(self._writer.append(rows)))
         record.set(chunks=chunks)
+
+    def cancel(self, key: Any) -> None:
+        """The engine's."""
+        self._engine.cancel(key)
 
     @property
     def pending(self) -> int:

@@ -2,8 +2,8 @@
 
     python3 family.py NUMBER SEED TASKS POLICY
 
-An attempt climbs at seven turns of ten and looks around at the others; one of four never climbs, and goes on until it is
-stopped. So the success rate rises with the cap on turns up to some frontier, and the tokens go on rising beyond it.
+An attempt climbs at seven turns of ten and looks around at the others; one of four never climbs, and goes on until it
+is stopped. So the success rate rises with the cap on turns up to some frontier, and the tokens go on rising beyond it.
 """
 
 import json
