@@ -104,7 +104,7 @@ class FakeEngine:
     def submit(self, request):
         self.asked.append(request)
 
-    def collect(self):
+    def collect(self, patience_s=None):
         done = []
         for request in self.asked:
             ids = self.answers[self.count]
