@@ -170,12 +170,26 @@ def _harbor(rest: str, options: FamilyOptions) -> Family:
     return HarborTasks(rest, options)
 
 
+def _bfcl(rest: str, options: FamilyOptions) -> Family:
+    from strop.core.tasks.bfcl import Bfcl
+
+    return Bfcl(rest, options)
+
+
+def _textworld(rest: str, options: FamilyOptions) -> Family:
+    from strop.core.tasks.textworld import TextWorld
+
+    return TextWorld(rest, options)
+
+
 FAMILIES = {
     "arithmetic": Entry("arithmetic", "Sums, differences and products of a few numbers.", _arithmetic),
     "countdown": Entry("countdown", "Reach a target with given numbers; every task has a solution.", _countdown),
     "reasoning-gym": Entry("reasoning-gym:NAME", "Any data set of the package reasoning-gym, with its scorer.", _gym),
     "file": Entry("file:PATH", "Questions and answers of a JSONL or CSV file, or of a slice [10:20] of it.", _file),
     "harbor": Entry("harbor:DIR", "Task folders in Harbor's layout, for agents in a terminal.", _harbor),
+    "bfcl": Entry("bfcl:CATEGORY", "Conversations of BFCL's multi-turn categories, with functions to call.", _bfcl),
+    "textworld": Entry("textworld:GAME", "Text adventures that the package textworld makes.", _textworld),
 }
 
 

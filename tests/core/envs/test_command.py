@@ -150,7 +150,7 @@ FAULTS = {
     "print('{}', flush=True)": 'no "observation"',
     "print(json.dumps({'observation': 3}), flush=True)": r"Expected .*, got `int` - at `\$.observation`",
     "print(json.dumps({'error': 'no licence'}), flush=True)": "asked to reset: no licence",
-    "print('{\"observation\": \"\"}\\n{}', flush=True)": "more than one line",
+    'print(\'{"observation": ""}\\n{}\', flush=True)': "more than one line",
     "os.close(1); time.sleep(60)": "closed its stdout",
 }
 
