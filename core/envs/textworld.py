@@ -17,10 +17,10 @@ import copy
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from strop.core.records import Record, Task
 
 NAME = "textworld"
+S = TypeVar("S", bound=Struct)
 # Processor time of one request; making a large game is the longest.
 REQUEST_LIMIT_S = 120.0
 
@@ -54,12 +55,16 @@ class GameSpec(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextWorldWorld:
-    """One episode."""
+    """One episode: in a game of textworld, or another that its package can play (the env `alfworld`)."""
 
-    def __init__(self, room: TextWorldRoom, prompt: list[dict[str, Any]], spec: GameSpec) -> None:
-        self._room = room
+    def __init__(
+        self, children: Children, prompt: list[dict[str, Any]], start: Callable[[], dict[str, Any]], *, name: str = NAME
+    ) -> None:
+        """`start` gives the child's request that starts the game; `name` of the env is for errors."""
+        self._children = children
         self._prompt = prompt
-        self._spec = spec
+        self._request = start
+        self._name = name
         self._child: Child | None = None
         self._commands: list[str] = []
         self._score, self._max_score = 0, 1
@@ -98,17 +103,13 @@ class TextWorldWorld:
         """Gives the child back; may be called again."""
         child, self._child = self._child, None
         if child is not None:
-            self._room.children.give(child)
+            self._children.give(child)
 
     def _open(self, commands: Sequence[str]) -> Opening:
         if self._child is None:
-            self._child = self._room.children.take()
+            self._child = self._children.take()
         self._commands, self._score, self._won, self._lost = [], 0, False, False
-        spec = self._spec
-        said = self._ask({
-            "do": "start", "game": spec.game, "settings": spec.settings, "seed": spec.seed,
-            "folder": str(self._room.folder()),
-        })  # fmt: skip
+        said = self._ask(self._request())
         self._max_score = max(said["max_score"] or 1, 1)
         for command in commands:
             said = self._step(command)
@@ -127,11 +128,11 @@ class TextWorldWorld:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._child is None:
-            raise SandboxLost("env textworld: the episode is closed")
+            raise SandboxLost(f"env {self._name}: the episode is closed")
         try:
             answer: dict[str, Any] = self._child.call(request)
         except ChildError as error:
-            raise SandboxLost(f"env textworld: {error}") from None
+            raise SandboxLost(f"env {self._name}: {error}") from None
         return answer
 
 
@@ -139,26 +140,23 @@ class TextWorldWorld:
 class TextWorldRoom:
     """Makes worlds. Children and compiled games are shared by episodes; `close` ends and removes them."""
 
-    children: Children = field(default_factory=lambda: Children(WORKER, cpu_limit_s=REQUEST_LIMIT_S, confined=False))
+    _children: Children = field(default_factory=lambda: Children(WORKER, cpu_limit_s=REQUEST_LIMIT_S, confined=False))
     _folder: Path | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def world(self, record: Record, task: Task, seed: int) -> TextWorldWorld:
         """The world of a task. Raises DataError for one that is not whole, Unavailable without textworld."""
         require()
-        if task.world is None:
-            raise DataError("missing; tasks of the env textworld have it (see strop synth-tasks)", field="world")
-        try:
-            spec = msgspec.convert(task.world, GameSpec)
-        except msgspec.ValidationError as error:
-            message, _, path = str(error).partition(" - at `$")
-            raise DataError(message, field="world" + path.rstrip("`")) from None
+        spec = world_of(task, GameSpec, NAME)
         if (problem := settings_problem(spec.game, spec.settings)) is not None:
             raise DataError(problem, field="world")
-        spec.settings = whole_settings(spec.game, spec.settings)
-        prompt = task.prompt or []
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        return TextWorldWorld(self, messages, spec)
+        settings = whole_settings(spec.game, spec.settings)
+
+        def start() -> dict[str, Any]:
+            game = {"game": spec.game, "settings": settings, "seed": spec.seed}
+            return {"do": "start", **game, "folder": str(self.folder())}
+
+        return TextWorldWorld(self._children, messages_of(task), start)
 
     def folder(self) -> Path:
         """Where compiled games are kept."""
@@ -169,12 +167,29 @@ class TextWorldRoom:
 
     def close(self) -> None:
         """Ends the child processes and removes the games; may be called again."""
-        self.children.close()
+        self._children.close()
         with self._lock:
             folder, self._folder = self._folder, None
         if folder is not None:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)
+
+
+def world_of(task: Task, kind: type[S], env: str) -> S:
+    """The field `world` of a task as the struct `kind`. Raises DataError."""
+    if task.world is None:
+        raise DataError(f"missing; a task of the env {env} has it", field="world")
+    try:
+        return msgspec.convert(task.world, kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise DataError(message, field="world" + path.rstrip("`")) from None
+
+
+def messages_of(task: Task) -> list[dict[str, Any]]:
+    """The prompt of a task as chat messages; [] where it has none."""
+    prompt = task.prompt or []
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
 def command_in(text: str) -> str:

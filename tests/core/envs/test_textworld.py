@@ -220,7 +220,7 @@ def test_nothing_is_left_behind(simple):
     ],
 )
 def test_a_task_that_makes_no_game_is_bad_data(room, simple, change, says):
-    record, task = simple
+    _, task = simple
     wrong = Record.make("task", {"id": "t", "env": "textworld", "world": task.world | change})
     with pytest.raises(DataError, match=says) as caught:
         room.world(wrong, wrong.view(Task), 0)
