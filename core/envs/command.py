@@ -121,7 +121,9 @@ class CommandWorld:
     def act(self, text: str, calls: Sequence[Call | BadCall], *, seconds_left: float) -> Outcome:
         """One step. Raises SandboxLost."""
         told = [] if not self._has_tools else [_told(call) for call in calls]
-        answer = self._ask({"op": "step", "action": text, "calls": told}, seconds_left)
+        # What is no text (a lone surrogate) cannot be written as JSON.
+        clean = text.encode("utf-8", "replace").decode()
+        answer = self._ask({"op": "step", "action": clean, "calls": told}, seconds_left)
         if answer.reward is not None and not math.isfinite(answer.reward):
             raise self._bad("step", f"the reward {answer.reward} is no finite number")
         self._score.add(answer)

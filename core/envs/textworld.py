@@ -193,7 +193,11 @@ def messages_of(task: Task) -> list[dict[str, Any]]:
 
 
 def command_in(text: str) -> str:
-    """The command in a message: its first line that is not empty, without reasoning and the prompt's `>`."""
+    """The command in a message: its first line that is not empty, without reasoning and the prompt's `>`.
+
+    Games know printable ASCII only; all else becomes a question mark, which no game understands.
+    """
     said = split_reasoning(text)[1]
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[0].removeprefix(">").strip() if lines else ""
+    first = lines[0].removeprefix(">").strip() if lines else ""
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in first)

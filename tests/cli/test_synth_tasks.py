@@ -61,7 +61,11 @@ def test_slow_families_are_not_held_back():
     [
         ([], "which FAMILY? (strop synth-tasks --list names them)"),
         (["arithmetics"], "unknown family 'arithmetics' (did you mean arithmetic?)"),
-        (["chess"], "unknown family 'chess' (known: arithmetic, countdown, reasoning-gym:NAME, file:PATH)"),
+        (
+            ["chess"],
+            "unknown family 'chess' (known: arithmetic, countdown, reasoning-gym:NAME, file:PATH, harbor:DIR, "
+            "bfcl:CATEGORY, textworld:GAME)",
+        ),
         (["file"], "the family is written file:PATH, not 'file'"),
         (["arithmetic:2"], "the family is written arithmetic, not 'arithmetic:2'"),
         (["arithmetic", "--division", "exact"], "--division does not apply to the family arithmetic"),
@@ -170,7 +174,7 @@ def test_list(run_strop):
     pytest.importorskip("reasoning_gym")
     names = [record["name"] for record in run_strop(["synth-tasks", "--list"]).records]
     assert names[:3] == ["arithmetic", "countdown", "file:PATH"]
-    assert "reasoning-gym:chain_sum" in names
+    assert {"reasoning-gym:chain_sum", "bfcl:multi_turn_base", "textworld:tw-simple"} <= set(names)
     assert len(names) > 100
 
 
@@ -186,7 +190,9 @@ def test_without_reasoning_gym_the_extra_is_named(run_strop, tmp_path):
         assert result.stderr == (
             "strop synth-tasks: the package reasoning-gym is missing; install it with: pip install 'strop[envs]'\n"
         )
-    assert [record["name"] for record in result.records] == ["arithmetic", "countdown", "file:PATH"]
+    names = [record["name"] for record in result.records]
+    assert names[:4] == ["arithmetic", "countdown", "file:PATH", "harbor:DIR"]
+    assert not any(name.startswith("reasoning-gym") for name in names)
 
 
 @pytest.mark.parametrize("args", [["arithmetic"], ["countdown"], ["file:q.jsonl"]])

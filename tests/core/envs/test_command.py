@@ -326,3 +326,9 @@ finally:
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=30)
     assert not is_running(pid)
+
+
+def test_what_is_no_text_is_no_error_of_the_program(room):
+    world = world_of(room, GUESS)
+    world.reset()
+    assert say(world, "\ud800").results == [ToolResult("That is no number.", valid=False)]

@@ -114,10 +114,9 @@ def test_what_the_game_does_not_understand(room, simple):
     record, task = simple
     world = room.world(record, task, 0)
     world.reset()
-    answers = {
-        text: say(world, text).results[0] for text in ("look", "dance wildly", "take moon", "go up", "", "x" * 300)
-    }
-    assert [answer.valid for answer in answers.values()] == [True, False, False, True, False, False]
+    texts = ("look", "dance wildly", "take moon", "go up", "", "x" * 300, "öffne Tür \x00\x1b \ud800")
+    answers = {text: say(world, text).results[0] for text in texts}
+    assert [answer.valid for answer in answers.values()] == [True, False, False, True, False, False, False]
     assert answers["dance wildly"].text == "That's not a verb I recognise."
     assert "-= Bedroom =-" in answers["look"].text
     assert ">" not in answers["look"].text
