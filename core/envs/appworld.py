@@ -70,7 +70,7 @@ class AppWorldRoom:
             raise Unavailable(f"AppWorld's data are missing (no folder {tasks}); to install it: {INSTALL}")
         if "/" in task_id or not (tasks / task_id).is_dir():
             raise DataError(f"AppWorld has no task {task_id!r}", field="world.task_id")
-        arguments = (self._python, str(Path(appworld_worker.__file__).resolve()))
+        arguments = (self._python, "-P", str(Path(appworld_worker.__file__).resolve()))
         line = msgspec.json.encode({"id": task.id, "world": {"task_id": task_id}})
         return CommandWorld(self._programs, arguments, line, seed, request_s=REQUEST_S)
 
