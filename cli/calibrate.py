@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strop.cli import calibrate_options as opt
+from strop.cli import episode_options as episodes
 from strop.cli import model_options as models
 from strop.cli import rollout_options as sampling
 from strop.cli.session import Session, tool
@@ -22,6 +23,7 @@ from strop.core.tasks.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from strop.core.engines.open import EngineOptions
+    from strop.core.envs.rooms import RoomOptions
     from strop.core.tasks.adaptive import Plan
     from strop.core.tasks.attempter import Attempter
     from strop.core.tasks.campaign import Case
@@ -59,6 +61,12 @@ def command(
     gpu_memory: models.GpuMemory = None,
     max_context: models.MaxContext = None,
     offline: models.Offline = False,
+    sandbox: episodes.SandboxKind = "auto",
+    image: episodes.Image = None,
+    tools: episodes.ToolsName = "auto",
+    max_turns: episodes.MaxTurns = None,
+    max_time: episodes.MaxTime = 3000.0,
+    compact: episodes.Compact = None,
 ) -> None:
     """Find the tasks at the edge of what a model can do.
 
@@ -134,7 +142,11 @@ def command(
     if policy is None:
         _judge(io, verdicts, accepted=accepted, contiguous=contiguous)
     else:
-        with open_attempter(io, policy, choice, seed=seed, group_size=plan.max_attempts if plan else fixed) as maker:
+        rooms = episodes.room_options(
+            sandbox=sandbox, image=image, tools=tools, max_turns=max_turns, max_time=max_time, compact=compact
+        )
+        size = plan.max_attempts if plan else fixed
+        with open_attempter(io, policy, choice, rooms, seed=seed, group_size=size) as maker:
             _make_and_judge(io, maker, verdicts, fixed=fixed, window=window, accepted=accepted, seed=seed)
     _report(io, verdicts, fixed, ks, seed)
     if verdicts.num_accepted < at_least:
@@ -154,12 +166,12 @@ def _check(options: opt.AdaptiveOptions, *, makes: bool, adaptive: bool, metrics
 
 @contextmanager
 def open_attempter(
-    io: Session, policy: EngineOptions, choice: SamplingChoice, *, seed: int, group_size: int
+    io: Session, policy: EngineOptions, choice: SamplingChoice, rooms: RoomOptions, *, seed: int, group_size: int
 ) -> Iterator[Attempter]:
     """What makes attempts (the `Attempts` of core/tasks/adaptive.py): loads the model when the first one is wanted."""
     from strop.core.tasks.attempter import Attempter
 
-    with Attempter(policy, choice, seed=seed, group_size=group_size, on_bad=io.reject) as maker:
+    with Attempter(policy, choice, rooms, seed=seed, group_size=group_size, on_bad=io.reject) as maker:
         yield maker
         tally = maker.tally
         if tally.rollouts:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from strop.cli import episode_options as episodes
 from strop.cli import model_options as models
 from strop.cli import rollout_options as opt
 from strop.cli.session import Session, tool
@@ -23,11 +24,12 @@ from strop.core.tasks.rewards import SCALE, RewardRule
 
 if TYPE_CHECKING:
     from strop.core.engines.open import EngineOptions
-    from strop.core.envs.shell_tasks import ShellRoom
+    from strop.core.envs.rooms import RoomOptions
+    from strop.core.rollout.horizon_state import SharedHorizon
     from strop.core.rollout.loop import Work
     from strop.core.tasks.verifiers import Verifiers
 
-@tool(reads=("task", "rollout"), writes=("rollout",), slow=True)
+@tool(reads=("task", "rollout"), writes=("rollout", "horizon"), slow=True)
 def command(
     io: Session,
     model: models.Model = None,
@@ -43,10 +45,17 @@ def command(
     rescore: opt.Rescore = False,
     tasks: opt.TasksFile = None,
     metrics: opt.MetricsFile = None,
-    sandbox: opt.SandboxKind = "auto",
-    image: opt.Image = None,
-    max_turns: opt.MaxTurns = 75,
-    max_time: opt.MaxTime = 3000.0,
+    first: opt.First = 0,
+    sandbox: episodes.SandboxKind = "auto",
+    image: episodes.Image = None,
+    tools: episodes.ToolsName = "auto",
+    max_turns: episodes.MaxTurns = None,
+    max_time: episodes.MaxTime = 3000.0,
+    compact: episodes.Compact = None,
+    horizon: opt.HorizonName = None,
+    horizon_state: opt.HorizonState = None,
+    horizon_every: opt.HorizonEvery = 0,
+    horizon_set: opt.HorizonSet = "",
     reward: opt.RewardName = None,
     reward_scale: opt.RewardScale = SCALE,
     length_penalty: opt.LengthPenalty = 0.0,
@@ -116,45 +125,60 @@ def command(
     if io.dry_run:
         _plan(io, options, choice, samples)
         return
-    shell = _shell_room(sandbox, image, max_turns, max_time)
+    shared = _open_horizon(horizon, horizon_state, horizon_every, horizon_set, max_turns)
+    rooms = episodes.room_options(
+        sandbox=sandbox, image=image, tools=tools, max_turns=max_turns, max_time=max_time, compact=compact,
+        cap=None if shared is None else lambda: shared.applied,
+    )  # fmt: skip
     _sample(
-        io, options, choice, samples=samples, seed=seed, concurrency=concurrency, ordered=not unordered,
-        metrics=metrics, grader=grader, shell=shell,
+        io, options, choice, samples=samples, seed=seed, concurrency=concurrency, ordered=not unordered, first=first,
+        metrics=metrics, grader=grader, rooms=rooms, horizon=shared,
     )  # fmt: skip
 
 
-def _shell_room(sandbox: str, image: str | None, max_turns: int, max_time: float) -> ShellRoom:
-    """What makes episodes in a sandbox; its driver is opened when a task wants one."""
-    from strop.core.envs.shell import EpisodeLimits
-    from strop.core.envs.shell_tasks import ShellRoom
-    from strop.core.sandbox.open import open_sandboxes
+def _open_horizon(
+    name: str | None, state: Path | None, every: int, changes: str, max_turns: int | None
+) -> SharedHorizon | None:
+    """The horizon that the options name, or None."""
+    if name is None:
+        if state is not None or every or changes:
+            raise UsageError("--horizon-state, --horizon-every and --horizon-set go with --horizon")
+        return None
+    if state is None:
+        raise UsageError("--horizon needs a --horizon-state FILE, in which the next run finds where it stands")
+    if max_turns is not None:
+        raise UsageError("--max-turns and --horizon are two ways to bound the turns of an episode; give one")
+    from strop.core.rollout.horizon_state import SharedHorizon, parse_plan
 
-    return ShellRoom(lambda: open_sandboxes(sandbox), EpisodeLimits(max_turns, max_time_s=max_time), image)
+    return SharedHorizon(state, parse_plan(name, changes, every))
 
 
 def _sample(
     io: Session, options: EngineOptions, choice: SamplingChoice, *,
-    samples: int, seed: int, concurrency: int, ordered: bool, metrics: Path | None, grader: Grader | None,
-    shell: ShellRoom,
+    samples: int, seed: int, concurrency: int, ordered: bool, first: int, metrics: Path | None, grader: Grader | None,
+    rooms: RoomOptions, horizon: SharedHorizon | None,
 ) -> None:  # fmt: skip
     from strop.core.engines.open import open_engine, open_tokenizer
+    from strop.core.envs.rooms import Rooms
     from strop.core.rollout.loop import RolloutLoop
     from strop.core.tasks.verifiers import open_verifiers
 
-    first, rest = _until_first_task(io)
-    for record in first:
+    before, rest = _until_first_task(io)
+    for record in before:
         io.write(record)
     if rest is None:
         # No task, no model: nothing is loaded for an empty stream.
         return
     tokenizer = open_tokenizer(options)
     with (
-        open_engine(options) as engine, open_verifiers() as verifiers, closing(shell),
+        open_engine(options) as engine, open_verifiers() as verifiers, closing(Rooms(rooms)) as opened,
         io.progress("rollouts") as progress,
     ):  # fmt: skip
-        maker = AttemptMaker(engine, tokenizer, seed=seed, choice=choice, shell=shell)
+        maker = AttemptMaker(engine, tokenizer, seed=seed, choice=choice, rooms=opened)
         in_flight = concurrency or engine.concurrency
-        loop = RolloutLoop(engine, maker, verifiers.verify, concurrency=in_flight, ordered=ordered, on_bad=io.reject)
+        loop = RolloutLoop(
+            engine, maker, verifiers.verify, concurrency=in_flight, ordered=ordered, first=first, on_bad=io.reject
+        )
         io.detail(
             f"engine {engine.name}, model {engine.info.model} at {engine.info.revision}, adapter {engine.info.adapter}"
         )
@@ -164,12 +188,23 @@ def _sample(
             if given.made:
                 if grader is not None:
                     grader.grade(given.record)
+                moved = None if horizon is None else horizon.count(given.record)
                 io.emit(given.record, provenance)
+                _write_move(io, moved)
                 progress.add()
             else:
                 io.write(given.record)
+        if horizon is not None:
+            _write_move(io, horizon.end())
         _say_grading(io, grader)
         _report(io, maker.tally, time.monotonic() - started, metrics)
+
+
+def _write_move(io: Session, moved: dict[str, Any] | None) -> None:
+    """The horizon record of a step that has ended."""
+    if moved is not None:
+        io.emit(Record.make("horizon", moved))
+        io.note(f"horizon: {moved['before']:.4g} turns before, {moved['after']:.4g} after ({moved['reason']})")
 
 
 def _until_first_task(io: Session) -> tuple[list[Record], Iterator[Record] | None]:
@@ -218,9 +253,15 @@ def _report(io: Session, tally: Tally, seconds: float, metrics: Path | None) -> 
     errors = f", {tally.errors} failed by the machinery ({tally.first_error})" if tally.errors else ""
     tokens = f"{tally.prompt_tokens} prompt and {tally.sampled_tokens} sampled tokens"
     io.note(f"{tally.rollouts} rollouts, {rate}{errors}; {tokens} in {seconds:.1f} s")
+    if tally.cancelled.number:
+        io.note(
+            f"{tally.cancelled.number} cancelled after {tally.cancelled.mean()} on average; those that finished took "
+            f"{tally.finished.mean()}"
+        )
     if metrics is not None:
         values: dict[str, float | int | None] = {
-            "rollouts": tally.rollouts, "rollout_errors": tally.errors, "prompt_tokens": tally.prompt_tokens,
+            "rollouts": tally.rollouts, "rollout_errors": tally.errors, "cancelled": tally.cancelled.number,
+            "prompt_tokens": tally.prompt_tokens,
             "sampled_tokens": tally.sampled_tokens, "rollout_seconds": round(seconds, 3),
             "pass_rate": tally.successes / tally.scored if tally.scored else None,
             **{f"stop_{reason}": count for reason, count in sorted(tally.stops.items())},

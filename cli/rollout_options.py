@@ -59,17 +59,30 @@ MetricsFile = Annotated[
         help="Append metric records of the run (tokens, seconds, pass rate, stops) to FILE.",
     ),
 ]
-SandboxKind = Annotated[
-    Literal["auto", "docker", "process"],
-    typer.Option("--sandbox", help="Where tasks of the env shell run; auto: Docker where an engine answers, else "
-                 "processes of this machine, which are for tasks you trust."),
+First = Annotated[
+    int,
+    typer.Option("--first", metavar="K", min=0, help="Cancel the rest of a group once K of it have finished; long "
+                 "attempts are then missing more often than short ones. 0: none."),
 ]  # fmt: skip
-Image = Annotated[
-    str | None,
-    typer.Option("--image", metavar="NAME", help="The image of tasks that name none.", show_default=False),
+HorizonName = Annotated[
+    Literal["elastic", "fixed", "tti", "scaling-inter", "tti-code", "scaling-code"] | None,
+    typer.Option("--horizon", metavar="NAME", show_default=False,
+                 help="Let the cap on turns follow a schedule (see strop-horizon), in place of --max-turns."),
+]  # fmt: skip
+HorizonState = Annotated[
+    Path | None,
+    typer.Option("--horizon-state", metavar="FILE", show_default=False,
+                 help="Where the schedule stands; several runs may share it. Made at the first use."),
+]  # fmt: skip
+HorizonEvery = Annotated[
+    int, typer.Option("--horizon-every", metavar="N", min=0, help="Rollouts of a step; 0: those of one run.")
 ]
-MaxTurns = Annotated[int, typer.Option("--max-turns", min=1, help="Most turns of an episode (FrogNano: 75, then 150).")]
-MaxTime = Annotated[float, typer.Option("--max-time", metavar="SECONDS", min=1, help="Most seconds of an episode.")]
+HorizonSet = Annotated[
+    str,
+    typer.Option("--horizon-set", metavar="NAME=VALUE,...", show_default=False,
+                 help="Constants of the schedule: preset, start, rate, headroom, percentile, window, min_successes, "
+                 "low, high, order, steps, stages (15/20/30), epochs."),
+]  # fmt: skip
 RewardName = Annotated[
     Literal["pass", "assertions", "assertions-ratio"] | None,
     typer.Option(

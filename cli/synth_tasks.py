@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from strop.cli.session import Session, tool
-from strop.core.errors import UsageError
-from strop.core.records import Record
+from strop.core.errors import DataError, OutputFailed, UsageError
+from strop.core.records import Record, Task
 from strop.core.tasks.families import FAMILIES, BadRow, Family, FamilyOptions, open_family
 
 DEFAULT_NUMBER = 100
@@ -22,7 +23,7 @@ FamilyName = Annotated[
     typer.Argument(
         metavar="FAMILY",
         help="arithmetic, countdown, reasoning-gym:NAME, file:PATH, with a slice file:PATH[10:20], harbor:DIR, "
-        "bfcl:CATEGORY or textworld:GAME.",
+        "bfcl:CATEGORY, textworld:GAME, or records:PATH.",
         show_default=False,
     ),
 ]
@@ -143,6 +144,12 @@ HeldoutShare = Annotated[
         show_default=False,
     ),
 ]
+Folders = Annotated[
+    Path | None,
+    typer.Option(
+        "--folders", metavar="DIR", help="Write each task as a folder in Harbor's layout, too.", show_default=False
+    ),
+]
 
 
 @tool(writes=("task",))
@@ -166,6 +173,7 @@ def command(
     verifier_option: VerifierOptions = None,
     split: Split = "all",
     heldout_share: HeldoutShare = None,
+    folders: Folders = None,
     list_: List = False,
 ) -> None:
     """Make tasks with known answers, the same for the same seed.
@@ -196,6 +204,8 @@ def command(
         --format chat --verifier number --verifier-option where=last
       strop synth-tasks bfcl:multi_turn_base --split heldout
       strop synth-tasks textworld:tw-cooking -n 50 --set recipe=2 --set take=2 --set cook=true --set go=6
+      strop synth-tasks harbor:terminal-bench > tasks.jsonl
+      strop synth-tasks records:tasks.jsonl --folders edited -q > /dev/null
       strop synth-tasks --list
 
     \b
@@ -227,12 +237,15 @@ def command(
     )  # fmt: skip
     opened = open_family(family, options)
     try:
-        _make(io, opened, options, number=number, seed=seed, skip=skip)
+        _make(io, opened, options, number=number, seed=seed, skip=skip, folders=folders)
     finally:
         opened.close()
 
 
-def _make(io: Session, family: Family, options: FamilyOptions, *, number: int | None, seed: int, skip: int) -> None:
+def _make(
+    io: Session, family: Family, options: FamilyOptions, *, number: int | None, seed: int, skip: int,
+    folders: Path | None,
+) -> None:  # fmt: skip
     provenance = {"family": family.spec, "seed": seed, **options.given()}
     if number is None and not family.is_finite:
         number = DEFAULT_NUMBER
@@ -247,7 +260,12 @@ def _make(io: Session, family: Family, options: FamilyOptions, *, number: int | 
         if isinstance(task, BadRow):
             io.reject(task, Record("row", {}, task.where, task.text))
             continue
-        io.emit(Record.make("task", task), provenance)
+        if folders is not None and not _write_folder(io, task, folders):
+            continue
+        if isinstance(task, Record):
+            io.write(task)
+        else:
+            io.emit(Record.make("task", task), provenance)
         while family.notices:
             io.warn(family.notices.pop(0))
         now = time.monotonic()
@@ -259,6 +277,21 @@ def _make(io: Session, family: Family, options: FamilyOptions, *, number: int | 
     # Said at the end, so that `| head` stays without a word.
     if family.num_distinct is not None and family.num_distinct < skip + made:
         io.warn(f"there are only {family.num_distinct} different questions with these options: later tasks repeat them")
+
+
+def _write_folder(io: Session, task: Task | Record, folders: Path) -> bool:
+    """Writes the task as a folder; whether that could be done."""
+    from strop.core.tasks.harbor_folders import write_folder
+
+    record = task if isinstance(task, Record) else Record.make("task", task)
+    try:
+        write_folder(record.view(Task), folders)
+    except DataError as error:
+        io.reject(record.bad(error.message, error.field), record)
+        return False
+    except OSError as error:
+        raise OutputFailed(f"{folders}: {error.strerror}") from None
+    return True
 
 
 def _list(io: Session) -> None:

@@ -273,6 +273,11 @@ def _say_left_out(io: Session, counts: Counts) -> None:
         io.note(f"left out: {', '.join(some)}")
     if counts.incomplete_groups:
         io.warn(f"{counts.incomplete_groups} groups had fewer members than their group_size says")
+    if counts.groups_of_mixed_caps:
+        io.warn(
+            f"{counts.groups_of_mixed_caps} groups hold rollouts under different caps on their turns (`horizon`); a "
+            "smaller cap makes failures of what a larger one lets succeed"
+        )
 
 
 def _betas(text: str) -> tuple[float, float]:

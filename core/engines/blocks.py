@@ -16,6 +16,7 @@ from strop.core.engines.samples import Sample
 from strop.core.errors import Unavailable
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from strop.core.models.tokens import Tokenizer
@@ -34,6 +35,7 @@ class BlockScheduler:
         self._queue: deque[Request] = deque()
         self._active: Iterator[list[Completion]] | None = None
         self._prompt: tuple[list[int], Any, Tensor] | None = None
+        self._unwanted: set[Any] = set()
         self._check_cache()
 
     def _check_cache(self) -> None:
@@ -60,6 +62,15 @@ class BlockScheduler:
     def submit(self, request: Request) -> None:
         """Queues a request whose prompt leaves room in the context."""
         self._queue.append(request)
+
+    def cancel(self, key: Any) -> Completion | None:
+        """Takes a request out; None where there is none of this key, or it comes back in the next step."""
+        for request in self._queue:
+            if request.key == key:
+                self._queue.remove(request)
+                return Completion(key, stop="cancelled")
+        self._unwanted.add(key)
+        return None
 
     def step(self) -> list[Completion]:
         """Computes one step of the block under way; the completions that it finished."""
@@ -94,13 +105,19 @@ class BlockScheduler:
         cache, logits_BV = self._prompt_of(prompt_ids)
         while True:
             rows_BV = logits_BV.float().cpu().numpy()
-            finished = {row: done for row in samples if (done := samples[row].take(rows_BV[row])) is not None}
+            finished = {row: done for row in samples if (done := self._take(samples[row], rows_BV[row])) is not None}
             samples = {row: sample for row, sample in samples.items() if row not in finished}
             yield list(finished.values())
             if not samples:
                 return
             tokens = [samples[row].token_ids[-1] if row in samples else 0 for row in range(self._rows)]
             logits_BV = self._forward([[token] for token in tokens], cache)
+
+    def _take(self, sample: Sample, logits_V: NDArray[Any]) -> Completion | None:
+        if sample.request.key in self._unwanted:
+            self._unwanted.remove(sample.request.key)
+            return sample.cancelled()
+        return sample.take(logits_V)
 
     def _prompt_of(self, prompt_ids: list[int]) -> tuple[Any, Tensor]:
         """A cache of all rows behind the prompt, and its logits [B, V]; kept for the next block."""

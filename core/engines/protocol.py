@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self
 from strop.core.records import Sampling
 
 # Stop reasons of a completion. "eos": any of the model's end tokens, which is the last sampled token; "stop": a stop
-# string, whose tokens are kept; "length": max_tokens reached.
-STOP_REASONS = ("eos", "stop", "length")
+# string, whose tokens are kept; "length": max_tokens reached; "cancelled": the caller wanted no more.
+STOP_REASONS = ("eos", "stop", "length", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,18 @@ class Engine(Protocol):
         """Queues a request. Raises UsageError for sampling options this engine cannot honour."""
         ...
 
-    def collect(self) -> list[Completion]:
-        """Works until a submitted request has finished, and returns those that have; [] if none is pending."""
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
+        """Works until a submitted request has finished, and returns those that have; [] if none is pending.
+
+        With `patience_s` [] also when, after about so long, none has.
+        """
+        ...
+
+    def cancel(self, key: Any) -> None:
+        """Ends a pending request: it comes back with stop "cancelled" and what was drawn, where the engine knows it.
+
+        One that has finished meanwhile comes back as it is.
+        """
         ...
 
     @property

@@ -40,6 +40,10 @@ class Sample:
         stop = self._reason(token)
         return Completion(self.request.key, self.token_ids, self._logprobs, stop) if stop else None
 
+    def cancelled(self) -> Completion:
+        """The completion of a request that is not wanted any more."""
+        return Completion(self.request.key, self.token_ids, self._logprobs, "cancelled")
+
     def _reason(self, token: int) -> str:
         if token in self._eos_ids:
             return "eos"

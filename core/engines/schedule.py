@@ -63,6 +63,26 @@ class RowScheduler:
         """Queues a request whose prompt leaves room in the context."""
         self._waiting.setdefault(tuple(request.prompt_ids), deque()).append(request)
 
+    def cancel(self, key: Any) -> Completion | None:
+        """Takes a request out, wherever it is; None where there is none of this key."""
+        for requests in self._waiting.values():
+            for request in requests:
+                if request.key == key:
+                    requests.remove(request)
+                    return Completion(key, stop="cancelled")
+        for prompt in self._prompts.values():
+            for sample in prompt.starting:
+                if sample.request.key == key:
+                    prompt.starting.remove(sample)
+                    return sample.cancelled()
+        for group in self._groups:
+            for row, sample in enumerate(group.samples):
+                if sample.request.key == key:
+                    self._drop(group, row)
+                    self._groups = [one for one in self._groups if one.samples]
+                    return sample.cancelled()
+        return None
+
     def step(self) -> list[Completion]:
         """Computes one step; the completions that it finished. Does nothing if nothing is queued."""
         import torch
@@ -131,10 +151,14 @@ class RowScheduler:
         # From the last row down, so that what moves into a hole has been drawn already.
         for row in reversed(range(len(group.samples))):
             if self._take(group.samples[row], logits_RV[row], finished):
-                group.cache.drop(row)
-                group.samples[row] = group.samples[-1]
-                group.samples.pop()
+                self._drop(group, row)
         return finished[::-1]
+
+    @staticmethod
+    def _drop(group: _Group, row: int) -> None:
+        group.cache.drop(row)
+        group.samples[row] = group.samples[-1]
+        group.samples.pop()
 
     @staticmethod
     def _take(sample: Sample, logits_V: NDArray[Any], finished: list[Completion]) -> bool:

@@ -47,11 +47,14 @@ class ScriptEngine:
         """Queues a request."""
         self._queue.append(request)
 
-    def collect(self) -> list[Completion]:
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
         """The answers to all that was submitted."""
         answered = [self._answer(request) for request in self._queue]
         self._queue.clear()
         return answered
+
+    def cancel(self, key: Any) -> None:
+        """Nothing: what was submitted is answered at once."""
 
     @property
     def pending(self) -> int:

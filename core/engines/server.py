@@ -65,6 +65,9 @@ class ServerEngine:
         )  # fmt: skip
         self._finished: queue.SimpleQueue[Completion] = queue.SimpleQueue()
         self._pending = 0
+        # Both are used in the loop's thread only.
+        self._drawing: dict[Any, asyncio.Task[Completion]] = {}
+        self._unwanted: set[Any] = set()
         urls = [base_url(endpoint) for endpoint in endpoints]
         if not urls:
             raise UsageError("the server engine needs at least one --endpoint")
@@ -88,11 +91,18 @@ class ServerEngine:
             return
         self._in_loop(self._finish(request))
 
-    def collect(self) -> list[Completion]:
+    def cancel(self, key: Any) -> None:
+        """Drops a pending request; the server notices the closed connection. What it had drawn is not known."""
+        self._loop.call_soon_threadsafe(self._cancel, key)
+
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
         """Waits until a request has come back."""
         if not self._pending:
             return []
-        done = [self._finished.get()]
+        try:
+            done = [self._finished.get(timeout=patience_s)]
+        except queue.Empty:
+            return []
         with contextlib.suppress(queue.Empty):
             while True:
                 done.append(self._finished.get_nowait())
@@ -188,11 +198,27 @@ class ServerEngine:
         return ""
 
     async def _finish(self, request: Request) -> None:
+        key = request.key
+        task = self._drawing[key] = self._loop.create_task(self._draw(request))
+        if key in self._unwanted:
+            # It was cancelled before this began.
+            task.cancel()
         try:
-            done = await self._draw(request)
+            done = await task
+        except asyncio.CancelledError:
+            done = Completion(key, stop="cancelled")
         except Exception as error:  # noqa: BLE001 (a request must come back whatever happens)
-            done = Completion(request.key, error=f"{type(error).__name__}: {error}")
+            done = Completion(key, error=f"{type(error).__name__}: {error}")
+        del self._drawing[key]
+        self._unwanted.discard(key)
         self._finished.put(done)
+
+    def _cancel(self, key: Any) -> None:
+        task = self._drawing.get(key)
+        if task is None:
+            self._unwanted.add(key)
+        else:
+            task.cancel()
 
     async def _draw(self, request: Request) -> Completion:
         """Tries until there is an answer, a failure that lasts, or no try is left."""

@@ -7,6 +7,8 @@ says how; models that it cannot compute run in core/engines/blocks.py, which is 
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 from strop.core.engines.open import EngineOptions, resolve_policy
@@ -76,6 +78,12 @@ class TransformersEngine:
             self._scheduler = self._load()
         self._scheduler.submit(request)
 
+    def cancel(self, key: Any) -> None:
+        """Ends a pending request; what it drew comes back."""
+        done = None if self._scheduler is None else self._scheduler.cancel(key)
+        if done is not None:
+            self._finished.append(done)
+
     @property
     def pending(self) -> int:
         """Requests submitted and not yet collected."""
@@ -85,12 +93,15 @@ class TransformersEngine:
         """ "scaled", or "raw" for greedy decoding."""
         return logprobs_mode(sampling)
 
-    def collect(self) -> list[Completion]:
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
         """Computes steps until a sample has finished. Raises Unavailable when memory runs out."""
         done, self._finished = self._finished, []
+        end = math.inf if patience_s is None else time.monotonic() + patience_s
         try:
             while not done and self._pending and self._scheduler is not None:
                 done = self._scheduler.step()
+                if time.monotonic() > end:
+                    break
         except (MemoryError, RuntimeError) as error:
             if "out of memory" not in str(error).lower() and not isinstance(error, MemoryError):
                 raise

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,15 +104,27 @@ class VllmEngine:
             return
         self._keys[name] = request.key
 
-    def collect(self) -> list[Completion]:
+    def collect(self, patience_s: float | None = None) -> list[Completion]:
         """Steps vLLM until a request has finished. Raises Unavailable where vLLM itself fails."""
         done, self._finished = self._finished, []
+        end = math.inf if patience_s is None else time.monotonic() + patience_s
         while self._keys and not done:
             done += [self._completion(output) for output in self._step() if output.finished]
             if not done and not self._engine.has_unfinished_requests():
                 done += [Completion(key, error="vLLM lost the request") for key in self._keys.values()]
                 self._keys.clear()
+            if time.monotonic() > end:
+                break
         return done
+
+    def cancel(self, key: Any) -> None:
+        """Ends a pending request. vLLM tells nothing of what it had drawn."""
+        for name, known in self._keys.items():
+            if known == key:
+                self._engine.abort_request([name])
+                del self._keys[name]
+                self._finished.append(Completion(key, stop="cancelled"))
+                return
 
     @property
     def pending(self) -> int:

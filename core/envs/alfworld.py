@@ -23,6 +23,7 @@ from strop.core.envs.textworld import TextWorldWorld, messages_of, world_of
 from strop.core.errors import DataError, Unavailable, missing_extra
 
 if TYPE_CHECKING:
+    from strop.core.models.tokens import Tokenizer
     from strop.core.records import Record, Task
 
 NAME = "alfworld"
@@ -48,7 +49,7 @@ class AlfWorldRoom:
 
     _children: Children = field(default_factory=lambda: Children(WORKER, cpu_limit_s=REQUEST_LIMIT_S, confined=False))
 
-    def world(self, record: Record, task: Task, seed: int) -> TextWorldWorld:
+    def world(self, record: Record, task: Task, seed: int, tokenizer: Tokenizer | None = None) -> TextWorldWorld:
         """The world of a task. Raises DataError for one without a game, Unavailable without the package or its data."""
         require()
         game = world_of(task, Household, NAME).game
@@ -68,6 +69,9 @@ class AlfWorldRoom:
             "data": str(data if data.is_dir() else file.parent),
         }
         return TextWorldWorld(self._children, prompt, lambda: request, name=NAME)
+
+    def seconds(self, record: Record) -> None:
+        """A task allows no time of its own."""
 
     def close(self) -> None:
         """Ends the child processes."""

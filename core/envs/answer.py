@@ -22,6 +22,7 @@ class AnswerEpisode:
     """
 
     has_sandbox: ClassVar[bool] = False
+    max_tokens: ClassVar[int | None] = None
 
     prompt_ids: list[int]
     completion: Completion | None = field(default=None)
@@ -35,6 +36,14 @@ class AnswerEpisode:
     def num_sampled(self) -> int:
         """Tokens of the response."""
         return 0 if self.completion is None else len(self.completion.token_ids)
+
+    @property
+    def num_turns(self) -> int:
+        """One, once there is a response."""
+        return int(self.completion is not None)
+
+    def begin(self) -> None:
+        """Nothing comes before the prompt."""
 
     def advance(self, completion: Completion) -> None:
         """Takes the policy's turn, which ends the episode: there is nothing to act on."""
@@ -50,6 +59,10 @@ class AnswerEpisode:
 
     def judge(self) -> None:
         """No verdict of its own: the task's verifier judges the response."""
+
+    def cancel(self) -> None:
+        """Never asked for: there is nothing that it could be in the middle of."""
+        raise AssertionError
 
     def close(self) -> None:
         """Nothing is held."""

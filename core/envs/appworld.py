@@ -34,6 +34,7 @@ from strop.core.envs.textworld import world_of
 from strop.core.errors import DataError, Unavailable
 
 if TYPE_CHECKING:
+    from strop.core.models.tokens import Tokenizer
     from strop.core.records import Record, Task
 
 NAME = "appworld"
@@ -60,7 +61,7 @@ class AppWorldRoom:
     _programs: Programs = field(default_factory=Programs)
     _python: str | None = None
 
-    def world(self, record: Record, task: Task, seed: int) -> CommandWorld:
+    def world(self, record: Record, task: Task, seed: int, tokenizer: Tokenizer | None = None) -> CommandWorld:
         """The world of a task. Raises DataError for one without an id, Unavailable without AppWorld or its data."""
         task_id = world_of(task, AppTask, NAME).task_id
         if self._python is None:
@@ -73,6 +74,9 @@ class AppWorldRoom:
         arguments = (self._python, "-P", str(Path(appworld_worker.__file__).resolve()))
         line = msgspec.json.encode({"id": task.id, "world": {"task_id": task_id}})
         return CommandWorld(self._programs, arguments, line, seed, request_s=REQUEST_S)
+
+    def seconds(self, record: Record) -> None:
+        """A task allows no time of its own."""
 
     def close(self) -> None:
         """Ends the programs."""

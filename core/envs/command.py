@@ -43,6 +43,7 @@ from strop.core.tasks.reports import Assertion
 from strop.core.tasks.verifiers.verdict import Verdict
 
 if TYPE_CHECKING:
+    from strop.core.models.tokens import Tokenizer
     from strop.core.records import Record, Task
 
 NAME = "command"
@@ -218,9 +219,12 @@ class CommandRoom:
     request_s: float = REQUEST_S
     _programs: Programs = field(default_factory=Programs)
 
-    def world(self, record: Record, task: Task, seed: int) -> CommandWorld:
+    def world(self, record: Record, task: Task, seed: int, tokenizer: Tokenizer | None = None) -> CommandWorld:
         """The world of a task. Raises DataError for an env that names no program, or one that is not there."""
         return CommandWorld(self._programs, arguments_of(task.env), record.encode(), seed, request_s=self.request_s)
+
+    def seconds(self, record: Record) -> None:
+        """A task allows no time of its own."""
 
     def close(self) -> None:
         """Ends the programs; episodes under way get SandboxLost."""

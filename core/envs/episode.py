@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 class Episode(Protocol):
     """One attempt.
 
-    The loop feeds `prompt_ids` to an engine and hands each completion to `advance`. Where that gives something to do,
-    `act` does it, in a thread of its own, and `resume` gives the next ids to feed; None from either is the end. `judge`
-    has a verdict where the env judges for itself. All but `act` and `judge` are called in the loop's thread.
+    `begin` may give something to do before the policy is asked; None: `prompt_ids` are there. The loop feeds these to
+    an engine and hands each completion to `advance`. Where that gives something to do, `act` does it, in a thread of
+    its own, and `resume` gives the next ids to feed; None from either is the end. `judge` has a verdict where the env
+    judges for itself. All but `act` and `judge` are called in the loop's thread.
     """
 
     prompt_ids: list[int]
@@ -35,16 +36,30 @@ class Episode(Protocol):
         """Tokens that the policy has produced so far."""
         ...
 
+    @property
+    def num_turns(self) -> int:
+        """Turns so far."""
+        ...
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens of the next turn, where the episode and not the sampling decides."""
+        ...
+
+    def begin(self) -> Any | None:
+        """What is to be done first, or None."""
+        ...
+
     def advance(self, completion: Completion) -> Any | None:
         """Takes the policy's turn: what is to be done, or None."""
         ...
 
     def act(self, work: Any) -> Any:
-        """Does it. Raises SandboxLost."""
+        """Does it. Raises SandboxLost, Unavailable."""
         ...
 
     def resume(self, results: Any) -> list[int] | None:
-        """Takes what came of it: the next ids to feed, or None."""
+        """Takes what came of it: the next ids to feed, or None. Raises DataError."""
         ...
 
     def judge(self) -> Verdict | None:
@@ -57,6 +72,10 @@ class Episode(Protocol):
 
     def trajectory(self, response: str) -> dict[str, Any]:
         """The fields of the rollout that say what happened."""
+        ...
+
+    def cancel(self) -> None:
+        """It is not wanted any more: `stop` is "cancelled"."""
         ...
 
     def close(self) -> None:

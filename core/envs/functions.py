@@ -44,6 +44,7 @@ from strop.core.tasks.verifiers.child import Child, ChildDied, ChildError, Child
 from strop.core.tasks.verifiers.verdict import Verdict
 
 if TYPE_CHECKING:
+    from strop.core.models.tokens import Tokenizer
     from strop.core.records import Record, Task
 
 NAME = "functions"
@@ -229,7 +230,7 @@ class FunctionsRoom:
     _children: Children = field(default_factory=lambda: Children(WORKER, cpu_limit_s=CALL_LIMIT_S, confined=True))
     _tools: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
-    def world(self, record: Record, task: Task, seed: int) -> FunctionsWorld:
+    def world(self, record: Record, task: Task, seed: int, tokenizer: Tokenizer | None = None) -> FunctionsWorld:
         """The world of a task. Raises DataError for one that is not whole, Unavailable without bfcl-eval."""
         case = _convert(task.world, Case, "world")
         reference = _convert(task.reference, Reference, "reference")
@@ -252,6 +253,9 @@ class FunctionsRoom:
             for text in calls:
                 _check_call(text, tools, f"reference.calls[{turn}]")
         return FunctionsWorld(self._children, prompt, case, reference, tools)
+
+    def seconds(self, record: Record) -> None:
+        """A task allows no time of its own."""
 
     def close(self) -> None:
         """Ends the child processes."""

@@ -1,15 +1,17 @@
-"""From a task record to an episode in the env `shell`: its sandbox, the files in it, and who judges."""
+"""From a task record to its world in the env `shell`: the sandbox, the files in it, and who judges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
-from strop.core.envs.shell import EpisodeLimits, ShellEpisode
+from strop.core.envs.shell import ShellWorld
+from strop.core.envs.shell_tools import PROFILES
+from strop.core.envs.tool_calls import detect_format
 from strop.core.errors import DataError
 from strop.core.sandbox.protocol import GIB, Limits, Sandbox, Sandboxes, SandboxLost, SandboxRefused, SandboxSpec
 from strop.core.tasks.verifiers.tests import contents, folders_of, judge_sandbox
@@ -38,27 +40,29 @@ class SandboxWish(Struct, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class ShellRoom:
-    """Makes episodes. The driver of the sandboxes is opened when the first one is wanted; `close` removes all of them.
+    """Makes the worlds. The driver of the sandboxes is opened when the first one is wanted.
 
-    `image` is for tasks that name none.
+    `image` is for tasks that name none. `tools` is the profile: "leaf", "bash", or "auto", which is leaf for models
+    whose chat template knows tools.
     """
 
     open_driver: Callable[[], Sandboxes]
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     image: str | None = None
+    tools: str = "auto"
     _driver: Sandboxes | None = None
 
-    def episode(self, record: Record, task: Task, tokenizer: Tokenizer, context: int) -> ShellEpisode:
-        """An episode of the task. Raises DataError for a task that does not say what it needs."""
-        wish = self._wish(record)
+    def world(self, record: Record, task: Task, seed: int, tokenizer: Tokenizer) -> ShellWorld:
+        """The world of one attempt. Raises DataError for a task that does not say what it needs."""
+        wish = sandbox_wish(record)
         files = contents(wish.files, "sandbox.files")
         spec = SandboxSpec(
             image=wish.image or self.image, workdir=wish.workdir, env=wish.env, folders=folders_of(task),
             limits=Limits(memory_bytes=round(wish.memory_gib * GIB), cpus=wish.cpus, network=wish.network),
         )  # fmt: skip
-        prompt = task.prompt or ""
+        prompt = task.prompt
+        if not prompt:
+            raise DataError("missing; a task to attempt needs a prompt", field="prompt")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        bound = context if self.limits.max_context is None else min(context, self.limits.max_context)
         driver = self._ready()
 
         def open_sandbox() -> Sandbox:
@@ -69,9 +73,11 @@ class ShellRoom:
         def verify(sandbox: Sandbox) -> Verdict:
             return judge_sandbox(sandbox, task)
 
-        seconds = min(self.limits.max_time_s, wish.max_time_s or self.limits.max_time_s)
-        limits = replace(self.limits, max_context=bound, max_time_s=seconds)
-        return ShellEpisode(tokenizer, messages, open_sandbox, verify, limits)
+        return ShellWorld(messages, open_sandbox, verify, PROFILES[self._profile(tokenizer)])
+
+    def seconds(self, record: Record) -> float | None:
+        """The time that the task itself allows."""
+        return sandbox_wish(record).max_time_s
 
     def close(self) -> None:
         """Removes what is left of the sandboxes."""
@@ -84,15 +90,22 @@ class ShellRoom:
             self._driver = self.open_driver()
         return self._driver
 
-    def _wish(self, record: Record) -> SandboxWish:
-        raw = record.fields.get("sandbox")
-        if raw is None:
-            return SandboxWish()
-        try:
-            return msgspec.json.decode(raw, type=SandboxWish)
-        except msgspec.DecodeError as error:
-            message, _, path = str(error).partition(" - at `$")
-            raise DataError(message, field="sandbox" + path.rstrip("`")) from None
+    def _profile(self, tokenizer: Tokenizer) -> str:
+        if self.tools != "auto":
+            return self.tools
+        return "bash" if detect_format(tokenizer.chat_template) in (None, "bash") else "leaf"
+
+
+def sandbox_wish(record: Record) -> SandboxWish:
+    """What a task asks of its sandbox. Raises DataError."""
+    raw = record.fields.get("sandbox")
+    if raw is None:
+        return SandboxWish()
+    try:
+        return msgspec.json.decode(raw, type=SandboxWish)
+    except msgspec.DecodeError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise DataError(message, field="sandbox" + path.rstrip("`")) from None
 
 
 def _prepare(sandbox: Sandbox, files: dict[str, bytes], setup: str | None) -> None:

@@ -48,11 +48,16 @@ FENCED = [_tool(BASH_TOOL, "Run a command in bash.", ("command",), command=("str
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A set of tools: as chat templates take it, by name with argument schemas, and what runs a call."""
+    """A set of tools: as chat templates take it, and by name with argument schemas."""
 
     name: str
     tools: list[dict[str, Any]]
     schemas: Tools
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a call is a block of bash, which needs nothing of the chat template."""
+        return self.tools is FENCED
 
 
 PROFILES = {name: Profile(name, tools, tool_schemas(tools)) for name, tools in (("leaf", LEAF), ("bash", FENCED))}

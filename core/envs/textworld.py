@@ -37,6 +37,7 @@ from strop.core.tasks.verifiers.verdict import Verdict
 
 if TYPE_CHECKING:
     from strop.core.envs.tool_calls import BadCall, Call
+    from strop.core.models.tokens import Tokenizer
     from strop.core.records import Record, Task
 
 NAME = "textworld"
@@ -144,7 +145,7 @@ class TextWorldRoom:
     _folder: Path | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def world(self, record: Record, task: Task, seed: int) -> TextWorldWorld:
+    def world(self, record: Record, task: Task, seed: int, tokenizer: Tokenizer | None = None) -> TextWorldWorld:
         """The world of a task. Raises DataError for one that is not whole, Unavailable without textworld."""
         require()
         spec = world_of(task, GameSpec, NAME)
@@ -164,6 +165,9 @@ class TextWorldRoom:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="strop-textworld-"))
             return self._folder
+
+    def seconds(self, record: Record) -> None:
+        """A task allows no time of its own."""
 
     def close(self) -> None:
         """Ends the child processes and removes the games; may be called again."""

@@ -19,6 +19,16 @@ def tool_schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, A
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
+def tools_in_words(tools: Iterable[Mapping[str, Any]]) -> str:
+    """What a policy is told whose chat template knows no tools; the format of calls is that of Hermes."""
+    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    return (
+        f"You can call these tools, each described by its JSON Schema:\n<tools>\n{listed}\n</tools>\n"
+        "To call one, write a JSON object with its name and arguments between tags:\n<tool_call>\n"
+        '{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
+    )
+
+
 def argument_problem(value: Any, schema: Mapping[str, Any], path: str = "") -> str | None:
     """What is wrong with a value under a JSON Schema, in words; None where nothing is.
 

@@ -1,7 +1,7 @@
-"""What an agent acts in over many turns: the small protocol behind the envs `shell`, `command`, `functions`, `textworld`.
+"""What an agent acts in over many turns: the small protocol behind all envs but `answer`.
 
-The dialogue with the policy (prompts, tokens, limits, steps) is `core/envs/dialogue.py`; a world only says how it begins
-and what comes of what the policy said.
+The dialogue with the policy (prompts, tokens, limits, steps) is core/envs/dialogue.py; a world says how it begins, and
+what comes of what the policy said.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class ToolResult:
 class Opening:
     """How an episode begins: the chat messages, and the tools as chat templates take them.
 
-    Without tools the policy's whole message is its action.
+    Without tools the policy's whole message is its action; with `fenced`, the blocks of bash in it are.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
+    fenced: bool = False
 
 
 @dataclass(slots=True)

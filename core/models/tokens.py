@@ -11,6 +11,10 @@ from strop.core.models.memory import quiet_transformers
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 
+PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+# Kinds of models for which transformers trusts the class that the tokenizer's own files name.
+PLAIN_MODELS = ("llama", "gpt2", "qwen3", "qwen3_moe", "gemma3_text", "olmo2", "smollm3")
+
 
 class Tokenizer:
     """A tokenizer as the tools need it; `inner` is the transformers one.
@@ -27,8 +31,12 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
         """The tokenizer in a model folder. Raises Unavailable where there is none, or no code for it."""
+        config = _read_json(folder / "config.json")
         try:
-            from transformers import AutoTokenizer
+            if _is_plain(folder, config):
+                from transformers import PreTrainedTokenizerFast as Kind
+            else:
+                from transformers import AutoTokenizer as Kind
         except ImportError:
             raise missing_extra("transformers", "model") from None
         if not any((folder / name).exists() for name in TOKENIZER_FILES):
@@ -38,11 +46,10 @@ class Tokenizer:
             )
         quiet_transformers()
         try:
-            inner = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            inner = Kind.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # noqa: BLE001 (transformers raises whatever its parsers raise)
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise Unavailable(f"{folder}: its tokenizer cannot be loaded: {reason}") from None
-        config = _read_json(folder / "config.json")
         declared = [config, config.get("text_config") or {}, _read_json(folder / "generation_config.json")]
         eos_ids = {inner.eos_token_id} | {id_ for part in declared for id_ in _as_ids(part.get("eos_token_id"))}
         size = max(len(inner), config.get("vocab_size") or 0)
@@ -109,6 +116,18 @@ class Tokenizer:
         while len(ids) > 1 and bos is not None and ids[0] == ids[1] == bos:
             ids = ids[1:]
         return ids
+
+
+def _is_plain(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether AutoTokenizer would take the class that is nothing but tokenizer.json.
+
+    That class needs no torch, whose import takes seconds; AutoTokenizer does, for every model.
+    """
+    named = _read_json(folder / "tokenizer_config.json")
+    return (
+        (folder / "tokenizer.json").exists() and "auto_map" not in named
+        and named.get("tokenizer_class") in PLAIN_CLASSES and config.get("model_type") in PLAIN_MODELS
+    )  # fmt: skip
 
 
 def _as_ids(value: Any) -> list[int]:

@@ -94,7 +94,7 @@ class Track:
         self.num_unknown = 0
         self._every = every
         self._replay = replay
-        self._batch = Batch()
+        self.batch = Batch()
 
     def add(self, record: Record) -> dict[str, Any] | None:
         """Takes a rollout; returns the fields of a `horizon` record where it ended a step. Raises DataError."""
@@ -102,15 +102,15 @@ class Track:
         if episode.turns is not None and episode.turns < 0:
             raise record.bad(f"{episode.turns} turns", "turns")
         self._count(episode)
-        batch = self._batch
+        batch = self.batch
         return self._end() if self._every and batch.rollouts >= self._every else None
 
     def end(self) -> dict[str, Any] | None:
         """Ends a last step that is not full; None where nothing is left."""
-        return self._end() if self._batch.rollouts else None
+        return self._end() if self.batch.rollouts else None
 
     def _count(self, episode: Episode) -> None:
-        batch, cap = self._batch, self.schedule.applied
+        batch, cap = self.batch, self.schedule.applied
         batch.rollouts += 1
         if episode.error is not None:
             batch.errors += 1
@@ -129,7 +129,7 @@ class Track:
                 batch.lengths.append(length)
 
     def _end(self) -> dict[str, Any]:
-        batch, self._batch = self._batch, Batch()
+        batch, self.batch = self.batch, Batch()
         applied = self.schedule.applied
         move = self.schedule.step(batch.lengths)
         self.num_steps += 1

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strop.core.engines.protocol import Completion, Request
+from strop.core.engines.protocol import Completion
 from strop.core.errors import DataError
 from strop.core.records import Record, Task
-from strop.core.rollout.attempts import Attempt, AttemptMaker
+from strop.core.rollout.attempts import CANCELLED, Attempt, AttemptMaker
 from strop.core.rollout.intake import ReadAhead, Signal
 from strop.core.sandbox.protocol import SandboxLost
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Finished rollouts that may wait for a slower one before them, in multiples of the samples in flight: bounds memory.
 REORDER_WINDOW = 4
+# How long the engine works before it is seen what else has finished.
+PATIENCE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +58,34 @@ class RolloutLoop:
 
     At most about `concurrency` samples are in flight (a group is submitted whole). Tasks that cannot be attempted go to
     `on_bad`. Verifiers run in one thread beside the engine, in the order in which samples finish; what episodes do in
-    a sandbox, verdicts there included, runs in as many threads as there are episodes.
+    a sandbox, verdicts there included, runs in as many threads as there are episodes. With `first`, what is left of a
+    group is cancelled once so many of it have finished without an error.
     """
 
     def __init__(
         self, engine: Engine, maker: AttemptMaker, verify: Callable[[str, Record, Task], Verdict], *,
-        concurrency: int, ordered: bool = True, on_bad: Callable[[DataError, Record], None],
+        concurrency: int, ordered: bool = True, first: int = 0, on_bad: Callable[[DataError, Record], None],
     ) -> None:  # fmt: skip
         self._engine = engine
         self._maker = maker
         self._verify = verify
         self._concurrency = concurrency
         self._ordered = ordered
+        self._first = first
+        self._num_finished: dict[str, int] = {}
         self._on_bad = on_bad
         self._slots: deque[_Slot] = deque()
         self._attempts: dict[str, tuple[Attempt, _Slot]] = {}
-        self._verifying: dict[Future[Record], _Slot] = {}
+        self._verifying: dict[Future[Record], tuple[Attempt, _Slot]] = {}
         self._acting: dict[Future[Any], tuple[Attempt, Completion, _Slot]] = {}
+        self._verifier = ThreadPoolExecutor(1, thread_name_prefix="verify")
+        self._workers = ThreadPoolExecutor(max(concurrency, 1), thread_name_prefix="act")
 
     def run(self, work: Iterable[Work]) -> Iterator[Given]:
         """The outputs. An error of the input is raised after everything begun before it has been finished."""
         source = ReadAhead(work, self._concurrency)
         failure: Exception | None = None
         ended = False
-        verifier = ThreadPoolExecutor(1, thread_name_prefix="verify")
-        workers = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="act")
         try:
             while True:
                 while not ended and self._has_room():
@@ -96,16 +102,16 @@ class RolloutLoop:
                         break
                 yield from self._release()
                 if self._busy():
-                    self._advance(verifier, workers)
+                    self._advance()
                 elif ended and not self._slots:
                     break
         except BaseException:
             # A verifier may be waiting for a program that hangs: whoever stops us ends it, we do not wait for it.
-            verifier.shutdown(wait=False, cancel_futures=True)
-            workers.shutdown(wait=False, cancel_futures=True)
+            for pool in (self._verifier, self._workers):
+                pool.shutdown(wait=False, cancel_futures=True)
             raise
-        verifier.shutdown()
-        workers.shutdown()
+        for pool in (self._verifier, self._workers):
+            pool.shutdown()
         if failure is not None:
             raise failure
 
@@ -132,52 +138,74 @@ class RolloutLoop:
         for attempt in attempts:
             slot = _Slot()
             self._slots.append(slot)
-            self._attempts[attempt.id] = (attempt, slot)
-            self._submit(attempt, attempt.episode.prompt_ids)
+            work_to_begin = attempt.episode.begin()
+            if work_to_begin is None:
+                self._submit(attempt, attempt.episode.prompt_ids, slot)
+            else:
+                self._act(attempt, work_to_begin, Completion(attempt.id), slot)
 
-    def _submit(self, attempt: Attempt, prompt_ids: list[int]) -> None:
-        self._engine.submit(
-            Request(
-                key=attempt.id, prompt_ids=prompt_ids, sampling=attempt.sampling, seed=attempt.seed, row=attempt.sample
-            )
-        )
+    def _submit(self, attempt: Attempt, prompt_ids: list[int], slot: _Slot) -> None:
+        self._attempts[attempt.id] = (attempt, slot)
+        self._engine.submit(attempt.request(prompt_ids))
 
-    def _advance(self, verifier: ThreadPoolExecutor, workers: ThreadPoolExecutor) -> None:
+    def _act(self, attempt: Attempt, work: Any, completion: Completion, slot: _Slot) -> None:
+        self._acting[self._workers.submit(attempt.episode.act, work)] = (attempt, completion, slot)
+
+    def _advance(self) -> None:
         """One round of work: what the engine finished is acted on or judged, what that finished goes on or leaves."""
-        for completion in self._engine.collect() if self._attempts else []:
+        # What finished in a sandbox must not wait for the end of somebody's long message.
+        patience_s = PATIENCE_S if self._acting or self._verifying else None
+        for completion in self._engine.collect(patience_s) if self._attempts else []:
             attempt, slot = self._attempts.pop(completion.key)
+            completion = _checked(completion)
             work = attempt.episode.advance(completion) if completion.error is None else None
             if work is not None:
-                self._acting[workers.submit(attempt.episode.act, work)] = (attempt, completion, slot)
+                self._act(attempt, work, completion, slot)
             else:
-                self._finish(attempt, completion, slot, verifier, workers)
+                self._finish(attempt, completion, slot)
         if not self._attempts and not any(future.done() for future in (*self._verifying, *self._acting)):
             wait([*self._verifying, *self._acting], return_when=FIRST_COMPLETED)
         for future in [future for future in self._acting if future.done()]:
             attempt, completion, slot = self._acting.pop(future)
             try:
-                ids = attempt.episode.resume(future.result())
+                came = future.result()
+                ids = None if attempt.episode.stop == CANCELLED else attempt.episode.resume(came)
             except SandboxLost as error:
                 ids, completion = None, Completion(completion.key, error=f"sandbox lost: {error}")
+            except DataError as error:
+                ids, completion = None, Completion(completion.key, error=error.message)
             if ids is not None:
-                self._attempts[attempt.id] = (attempt, slot)
-                self._submit(attempt, ids)
+                self._submit(attempt, ids, slot)
             else:
-                self._finish(attempt, completion, slot, verifier, workers)
+                self._finish(attempt, completion, slot)
         for done in [future for future in self._verifying if future.done()]:
-            self._verifying.pop(done).given = Given(done.result(), made=True)
+            attempt, slot = self._verifying.pop(done)
+            slot.given = Given(done.result(), made=True)
+            if self._first and attempt.episode.stop != CANCELLED and "error" not in slot.given.record.fields:
+                self._count_finished(attempt)
 
-    def _finish(
-        self, attempt: Attempt, completion: Completion, slot: _Slot, verifier: ThreadPoolExecutor,
-        workers: ThreadPoolExecutor,
-    ) -> None:  # fmt: skip
+    def _finish(self, attempt: Attempt, completion: Completion, slot: _Slot) -> None:
         # Decoded here: a tokenizer is not used from two threads at once.
         response = "" if completion.error is not None else self._maker.response(completion)
-        pool = workers if attempt.episode.has_sandbox else verifier
-        self._verifying[pool.submit(self._judge, attempt, completion, response)] = slot
+        pool = self._workers if attempt.episode.has_sandbox else self._verifier
+        self._verifying[pool.submit(self._judge, attempt, completion, response)] = attempt, slot
+
+    def _count_finished(self, attempt: Attempt) -> None:
+        """With enough of a group finished, the rest of it is cancelled."""
+        group = attempt.group
+        self._num_finished[group] = self._num_finished.get(group, 0) + 1
+        if self._num_finished[group] != self._first:
+            return
+        for key, (other, _) in self._attempts.items():
+            if other.group == group:
+                self._engine.cancel(key)
+        for other, _, _ in self._acting.values():
+            if other.group == group:
+                # What it is doing comes to its end, and then it is not gone on with.
+                other.episode.cancel()
 
     def _judge(self, attempt: Attempt, completion: Completion, response: str) -> Record:
-        if completion.error is not None:
+        if completion.error is not None or attempt.episode.stop == CANCELLED:
             attempt.episode.close()
             return self._maker.record(attempt, completion, response, None)
         verdict = attempt.episode.judge()
@@ -197,3 +225,10 @@ class RolloutLoop:
                 return
             self._slots.popleft()
             yield given
+
+
+def _checked(completion: Completion) -> Completion:
+    """The completion, or an error in its place where a log-probability is not finite."""
+    if completion.error is None and not math.isfinite(math.fsum(completion.logprobs)):
+        return Completion(completion.key, error="the engine returned a log-probability that is not finite")
+    return completion

@@ -195,11 +195,11 @@ class Stitcher:
         self._sampled: list[int] = []
         self._asked: tuple[list[int], Boundary | None, list[int]] | None = None
 
-    def next_prompt(self, rendered_ids: Sequence[int]) -> list[int]:
+    def next_prompt(self, rendered_ids: Sequence[int], *, new_chunk: bool = False) -> list[int]:
         """The ids to feed where the chat template rendered the history as `rendered_ids`.
 
-        That is the stream so far, without dropped ids, and the new context; after a split, the rendered ids. Raises
-        ValueError where there are none.
+        That is the stream so far, without dropped ids, and the new context; after a split, the rendered ids. With
+        `new_chunk` it is a split: the history was replaced. Raises ValueError where there are no ids.
         """
         rendered = list(rendered_ids)
         if not rendered:
@@ -207,9 +207,9 @@ class Stitcher:
         boundary = None
         fed = rendered
         if self._turns:
-            boundary = find_boundary(
+            boundary = Boundary("split") if new_chunk else find_boundary(
                 self._rendered, self._sampled, rendered, self._decode, keep_sampled=self._keep_sampled
-            )
+            )  # fmt: skip
             if boundary.case != "split":
                 stream = self._chunks[-1].token_ids
                 fed = stream[: len(stream) - boundary.u] + rendered[boundary.resume :]

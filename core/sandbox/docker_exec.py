@@ -30,6 +30,8 @@ KILL_LIMIT_S = 5.0
 # What is still to be read after a command has ended, or was killed.
 DRAIN_S = 0.3
 HEADER_BYTES = 8
+# The exit status of a command that was ended by SIGKILL.
+KILLED = 137
 STDOUT, STDERR = 1, 2
 
 # The shell that a command runs below. It must not replace itself by the command (`exit` keeps it), and $0 is the mark.
@@ -265,10 +267,20 @@ class Execution:
             time.sleep(0.01)
             code = self._api.exec_inspect(self._exec_id)["ExitCode"]
         if code is None or code >= 125:
-            state = self._api.inspect_container(self._container)["State"]
-            if not state["Running"]:
-                raise SandboxLost(f"the container ended during a command (exit status {state['ExitCode']})")
+            self._check_container(patient=code in (None, KILLED))
         return 126 if code is None else int(code)
+
+    def _check_container(self, *, patient: bool) -> None:
+        """Raises SandboxLost if the container has ended.
+
+        A container that is being killed takes its commands along a moment before the engine says so: `patient` waits.
+        """
+        limit = time.monotonic() + (DRAIN_S if patient else 0)
+        while (state := self._api.inspect_container(self._container)["State"])["Running"]:
+            if time.monotonic() >= limit:
+                return
+            time.sleep(0.02)
+        raise SandboxLost(f"the container ended during a command (exit status {state['ExitCode']})")
 
 
 def _keep(blocks: list[tuple[int, bytes]], outputs: Mapping[int, Capture]) -> None:

@@ -103,7 +103,7 @@ class Plan:
             used.tally.outcomes += given
             if len(given) < size:
                 break
-        return Tally(used.tally.outcomes, tally.errors, tally.stale)
+        return Tally(used.tally.outcomes, tally.errors, tally.stale, tally.caps)
 
     def describe(self) -> list[str]:
         """The plan in words: for each number of attempts after which a task can stop, at which successes it does."""

@@ -14,6 +14,7 @@ from strop.core.rollout.loop import RolloutLoop, Work
 if TYPE_CHECKING:
     from strop.core.engines.open import EngineOptions
     from strop.core.engines.protocol import Engine
+    from strop.core.envs.rooms import RoomOptions
 
 
 class Attempter:
@@ -24,9 +25,11 @@ class Attempter:
     """
 
     def __init__(
-        self, options: EngineOptions, choice: SamplingChoice, *, seed: int, group_size: int,
+        self, options: EngineOptions, choice: SamplingChoice, rooms: RoomOptions | None = None, *, seed: int,
+        group_size: int,
         on_bad: Callable[[DataError, Record], None],
     ) -> None:  # fmt: skip
+        from strop.core.envs.rooms import Rooms
         from strop.core.tasks.verifiers import open_verifiers
 
         self._options = options
@@ -35,6 +38,7 @@ class Attempter:
         self._group_size = group_size
         self._on_bad = on_bad
         self._stack = contextlib.ExitStack()
+        self._rooms = self._stack.enter_context(contextlib.closing(Rooms(rooms)))
         self._verifiers = self._stack.enter_context(open_verifiers())
         self._engine: Engine | None = None
         self._maker: AttemptMaker | None = None
@@ -70,7 +74,7 @@ class Attempter:
 
             tokenizer = open_tokenizer(self._options)
             self._engine = self._stack.enter_context(open_engine(self._options))
-            self._maker = AttemptMaker(self._engine, tokenizer, seed=self._seed, choice=self._choice)
+            self._maker = AttemptMaker(self._engine, tokenizer, seed=self._seed, choice=self._choice, rooms=self._rooms)
         return self._engine, self._maker
 
     def close(self) -> None:

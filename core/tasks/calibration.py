@@ -154,6 +154,7 @@ class AttemptFields(Struct, kw_only=True):
     reward: float | None = None
     success: bool | None = None
     error: str | None = None
+    horizon: int | None = None
 
     @property
     def version(self) -> int:
@@ -200,19 +201,23 @@ def policy_of(rollout: Record) -> bytes | None:
 class Tally:
     """The attempts at one task in one statement version: outcomes in order of arrival, and what does not count.
 
-    `errors` are failures of the machine; `stale` attempts were made at another statement version.
+    `errors` are failures of the machine; `stale` attempts were made at another statement version; `caps` are the
+    limits on turns that the others ran under.
     """
 
     outcomes: bytearray = field(default_factory=bytearray)
     errors: int = 0
     stale: int = 0
+    caps: set[int] = field(default_factory=set)
 
-    def add(self, outcome: bool | None) -> None:
-        """Counts one attempt; None is an error."""
+    def add(self, outcome: bool | None, cap: int | None = None) -> None:
+        """Counts one attempt, with its cap where it had one; an outcome of None is an error."""
         if outcome is None:
             self.errors += 1
-        else:
-            self.outcomes.append(outcome)
+            return
+        self.outcomes.append(outcome)
+        if cap is not None:
+            self.caps.add(cap)
 
     @property
     def attempts(self) -> int:

@@ -197,7 +197,7 @@ class Campaign:
         case.was_written = earlier.num_made is not None
         case.policies |= earlier.policies
         for attempt in earlier.attempts:
-            case.progress.tally.add(attempt.outcome)
+            case.progress.tally.add(attempt.outcome, attempt.horizon)
         samples = {attempt.sample for attempt in earlier.attempts if attempt.sample is not None}
         case.next_sample = max(samples, default=-1) + 1
         case.missing = [sample for sample in range(earlier.num_made or 0) if sample not in samples]
@@ -212,7 +212,7 @@ class Campaign:
             case = cases[attempt.task, attempt.version]
             case.rollouts.append(rollout)
             case.policies |= _policies(rollout, attempt)
-            case.progress.tally.add(attempt.outcome)
+            case.progress.tally.add(attempt.outcome, attempt.horizon)
             answered.add(case.key)
         for case in self._open:
             case.is_bad = case.key not in answered

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from strop.core.errors import DataError, UsageError, Where
-from strop.core.records import Task
+from strop.core.records import Record, Task
 from strop.core.tasks.draws import is_heldout
 
 Split = Literal["all", "train", "heldout"]
@@ -99,8 +99,8 @@ class Family(ABC):
     def make(self, index: int, seed: int) -> Task:
         """Task `index`, from 0. Raises IndexError beyond the last, BadRow for a bad row of a file."""
 
-    def tasks(self, seed: int, start: int = 0) -> Iterator[Task | BadRow]:
-        """The tasks from `start` on. A row that makes no task comes as its error, and the rest goes on."""
+    def tasks(self, seed: int, start: int = 0) -> Iterator[Task | Record | BadRow]:
+        """The tasks from `start` on; a record is written as it is. A row that makes no task comes as its error."""
         index = start
         while True:
             try:
@@ -182,6 +182,12 @@ def _textworld(rest: str, options: FamilyOptions) -> Family:
     return TextWorld(rest, options)
 
 
+def _records(rest: str, options: FamilyOptions) -> Family:
+    from strop.core.tasks.stored import StoredTasks
+
+    return StoredTasks(rest, options)
+
+
 FAMILIES = {
     "arithmetic": Entry("arithmetic", "Sums, differences and products of a few numbers.", _arithmetic),
     "countdown": Entry("countdown", "Reach a target with given numbers; every task has a solution.", _countdown),
@@ -190,6 +196,7 @@ FAMILIES = {
     "harbor": Entry("harbor:DIR", "Task folders in Harbor's layout, for agents in a terminal.", _harbor),
     "bfcl": Entry("bfcl:CATEGORY", "Conversations of BFCL's multi-turn categories, with functions to call.", _bfcl),
     "textworld": Entry("textworld:GAME", "Text adventures that the package textworld makes.", _textworld),
+    "records": Entry("records:PATH", "The tasks of a JSONL file (- is stdin) as they are, for --folders.", _records),
 }
 
 

@@ -8,12 +8,14 @@
 
 No image is built: of the Dockerfile FROM, WORKDIR, COPY, ADD of plain files, ENV and RUN are read, and the files and
 commands become the record's `sandbox`, so that a record holds its task whole and runs in either kind of sandbox.
-Another instruction makes the folder a bad row, which says why.
+Another instruction makes the folder a bad row, which says why. Folders of Terminal-Bench 1 are read as well
+(core/tasks/terminal_bench.py), and core/tasks/harbor_folders.py writes folders back.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shlex
 import tomllib
@@ -24,8 +26,9 @@ from typing import Any
 from strop.core.errors import InputMissing, Where
 from strop.core.records import Task
 from strop.core.tasks.families import BadRow, Family, FamilyOptions
+from strop.core.tasks.terminal_bench import is_terminal_bench, read_terminal_bench
 
-FOLDER_FILES = ("instruction.md", "task.toml")
+FOLDER_FILES = ("instruction.md", "task.toml", "task.yaml")
 NO_EFFECT = ("CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "SHELL", "ARG", "USER")
 AGENT_S, VERIFIER_S = 900.0, 900.0
 
@@ -39,6 +42,7 @@ class Environment:
     files: dict[str, str | dict[str, str]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    source: str = "environment"
 
 
 class HarborTasks(Family):
@@ -52,7 +56,7 @@ class HarborTasks(Family):
         self.spec = f"harbor:{root.resolve().name}"
         if not root.is_dir():
             raise InputMissing(f"{path}: no such folder")
-        folders = [root] if (root / FOLDER_FILES[0]).exists() or (root / FOLDER_FILES[1]).exists() else [
+        folders = [root] if any((root / name).exists() for name in FOLDER_FILES) else [
             folder for folder in sorted(root.iterdir()) if folder.is_dir() and not folder.name.startswith(".")
         ]  # fmt: skip
         self._folders = [folder for folder in folders if self.admits(folder.name)]
@@ -66,6 +70,11 @@ class HarborTasks(Family):
 
 def read_folder(folder: Path) -> Task:
     """The task in a folder. Raises BadRow where half of its files are missing or make no sense."""
+    if is_terminal_bench(folder):
+        return read_terminal_bench(
+            folder, lambda: _plain_sandbox(read_dockerfile(folder, ".")), lambda name: _files(folder, name),
+            lambda message: _bad(folder, message),
+        )  # fmt: skip
     config = _config(folder)
     prompt = _text(folder, "instruction.md").strip()
     if not prompt:
@@ -83,27 +92,34 @@ def read_folder(folder: Path) -> Task:
 
 def _sandbox(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The record's `sandbox`: what the agent finds, and how long it has."""
-    environment = read_dockerfile(folder)
     told = config.get("environment", {})
-    sandbox: dict[str, Any] = {"image": told.get("docker_image") or environment.image, "workdir": environment.workdir}
+    sandbox = _plain_sandbox(read_dockerfile(folder, "environment"))
+    if told.get("docker_image"):
+        sandbox["image"] = told["docker_image"]
+    if isinstance(told.get("cpus"), int | float):
+        sandbox["cpus"] = float(told["cpus"])
+    if (memory := _gib(told)) is not None:
+        sandbox["memory_gib"] = memory
+    sandbox["max_time_s"] = _seconds(folder, config, "agent", AGENT_S)
+    return sandbox
+
+
+def _plain_sandbox(environment: Environment) -> dict[str, Any]:
+    sandbox: dict[str, Any] = {} if environment.image is None else {"image": environment.image}
+    sandbox["workdir"] = environment.workdir
     if environment.files:
         sandbox["files"] = environment.files
     if environment.commands:
         sandbox["setup"] = "set -e\n" + "\n".join(environment.commands)
     if environment.env:
         sandbox["env"] = environment.env
-    if isinstance(told.get("cpus"), int | float):
-        sandbox["cpus"] = float(told["cpus"])
-    if (memory := _gib(told)) is not None:
-        sandbox["memory_gib"] = memory
-    sandbox["max_time_s"] = _seconds(folder, config, "agent", AGENT_S)
-    return {name: value for name, value in sandbox.items() if value is not None}
+    return sandbox
 
 
-def read_dockerfile(folder: Path) -> Environment:
-    """The environment that `environment/Dockerfile` describes; without one an empty folder. Raises BadRow."""
-    file = folder / "environment" / "Dockerfile"
-    found = Environment()
+def read_dockerfile(folder: Path, inner: str = "environment") -> Environment:
+    """The environment that the Dockerfile below a folder describes; without one it is empty. Raises BadRow."""
+    file = folder / inner / "Dockerfile"
+    found = Environment(source=inner)
     if not file.exists():
         return found
     text = re.sub(r"\\\n", " ", "\n".join(line for line in file.read_text("utf-8").split("\n") if line[:1] != "#"))
@@ -132,20 +148,33 @@ def _instruction(folder: Path, found: Environment, word: str, rest: str) -> None
 
 
 def _copy(folder: Path, found: Environment, rest: str) -> None:
-    names = [name for name in shlex.split(rest) if not name.startswith("--")]
+    names = [name for name in _words(rest) if not name.startswith("--")]
     if len(names) < 2 or "--from=" in rest or "://" in rest:
         raise _bad(folder, f"the Dockerfile copies {rest!r}, which is no file of the folder")
     target = str(PurePosixPath(found.workdir) / names[-1])
     for name in names[:-1]:
-        source = folder / "environment" / name
+        source = folder / found.source / name
         if source.is_dir():
-            found.files |= {f"{target}/{inner}": data for inner, data in _files(folder, f"environment/{name}").items()
+            inside = _files(folder, f"{found.source}/{name}")
+            found.files |= {f"{target}/{inner}": data for inner, data in inside.items()
                             if (name, inner) != (".", "Dockerfile")}  # fmt: skip
         elif source.is_file():
             into = names[-1].endswith("/") or len(names) > 2 or names[-1] in (".", "./")
             found.files[f"{target}/{source.name}" if into else target] = _content(source)
         else:
-            raise _bad(folder, f"environment/{name} is missing, which the Dockerfile copies")
+            path = PurePosixPath(found.source) / name
+            raise _bad(folder, f"{path} is missing, which the Dockerfile copies")
+
+
+def _words(rest: str) -> list[str]:
+    """The words of a COPY, which may be a JSON array."""
+    if rest.startswith("["):
+        try:
+            words = json.loads(rest)
+        except ValueError:
+            return []
+        return words if all(isinstance(word, str) for word in words) else []
+    return shlex.split(rest)
 
 
 def _files(folder: Path, name: str) -> dict[str, str | dict[str, str]]:

@@ -52,7 +52,8 @@ class Entry:
         """The attempts that count; those at other versions are stale: they say nothing of this statement."""
         found = self.tallies.get(self.version, Tally())
         others = [tally for version, tally in self.tallies.items() if version != self.version]
-        return Tally(found.outcomes, found.errors, sum(tally.attempts + tally.errors for tally in others))
+        stale = sum(tally.attempts + tally.errors for tally in others)
+        return Tally(found.outcomes, found.errors, stale, found.caps)
 
 
 def superseded_fields(entry: Entry, version: int, rule: Rule) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Ledger:
         if attempt.id in entry.rollout_ids:
             raise record.bad(f"{attempt.id!r} came before among the attempts at task {attempt.task!r}", "id")
         entry.rollout_ids.add(attempt.id)
-        entry.tallies.setdefault(attempt.version, Tally()).add(attempt.outcome)
+        entry.tallies.setdefault(attempt.version, Tally()).add(attempt.outcome, attempt.horizon)
         if policy is not None and attempt.error is None:
             entry.policies.setdefault(attempt.version, set()).add(policy)
         if self._hold_rollouts:

@@ -36,6 +36,8 @@ class Verdicts:
     num_unsettled: int = 0
     num_changed: int = 0
     num_unreachable: int = 0
+    caps: set[int] = field(default_factory=set)
+    num_mixed_caps: int = 0
 
     def decide(self, tally: Tally, policies: Set[bytes] = frozenset()) -> dict[str, Any]:
         """The `calibration` field for a task with these attempts of these policies (JSON); the only one is named.
@@ -66,6 +68,8 @@ class Verdicts:
         self.outcomes.append(bytes(tally.outcomes))
         self.policies |= policies
         self.used += used.attempts
+        self.caps |= tally.caps
+        self.num_mixed_caps += len(tally.caps) > 1
         self.errors += tally.errors
         self.stale += tally.stale
         self.num_changed += verdict != self.rule.verdict(tally.successes, tally.attempts)
@@ -109,6 +113,11 @@ class Verdicts:
         found = []
         if len(self.policies) > 1:
             found.append(f"attempts of {len(self.policies)} policies are counted together")
+        if len(self.caps) > 1:
+            found.append(
+                f"the attempts ran under caps from {min(self.caps)} to {max(self.caps)} turns ({self.num_mixed_caps} "
+                "tasks hold several), and a pass rate is one of its cap"
+            )
         if self.num_unreachable:
             found.append(
                 f"no pass rate that {self.num_unreachable} tasks could show with their attempts is admitted by "

@@ -32,6 +32,7 @@ class Counts:
     skipped_groups: int = 0
     trained: int = 0
     tokens: int = 0
+    groups_of_mixed_caps: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class BatchReader:
         self._buffer: GroupBuffer[Example | None] = GroupBuffer(ordered=False)
         self._batch = Batch()
         self._sft_ids: set[str] = set()
+        self._caps: dict[str, set[int]] = {}
 
     def run(self, records: Iterable[Record]) -> Iterator[Batch]:
         """The batches, each as soon as it is full; the last may hold fewer groups, or none but left-out ones."""
@@ -125,6 +127,8 @@ class BatchReader:
             self.counts.skipped += 1
         else:
             example = self._example(record, rollout)
+            if rollout.horizon is not None and rollout.error is None:
+                self._caps.setdefault(key, set()).add(rollout.horizon)
         # The record itself is not needed again; an empty one keeps the buffer small.
         hollow = Record(record.kind, {}, record.where)
         return self._buffer.add(
@@ -170,6 +174,7 @@ class BatchReader:
         return self._buffer.lost(place.group_key, place.group_size)
 
     def _close(self, group: Group[Example | None]) -> None:
+        self.counts.groups_of_mixed_caps += len(self._caps.pop(group.key, ())) > 1
         if group.key in self._consumed:
             self.counts.skipped_groups += 1
         else:

@@ -58,6 +58,7 @@ class TrainRollout(Place, kw_only=True):
     advantage: Advantage | None = None
     success: bool | None = None
     error: str | None = None
+    horizon: int | None = None
 
 
 class Sft(Struct, kw_only=True):

@@ -186,7 +186,17 @@ def test_a_script_that_is_none(run_strop, tiny_model, tmp_path, text, status, sa
     assert says in done.stderr
 
 
-def test_calibrate_refuses_what_it_cannot_attempt(run_strop, tiny_model):
-    done = run_strop(["calibrate", "--model", tiny_model], [task()], check=False, env=ENV)
-    assert done.status == 65
-    assert "one turn only" in done.stderr
+def test_calibrate_attempts_the_tasks_of_a_shell(run_strop, tiny_model, tmp_path):
+    lines = [
+        {"task": "half", "sample": 0, "messages": [fenced("echo 42 > answer.txt"), "Done."]},
+        {"task": "half", "sample": 1, "messages": [fenced("echo 41 > answer.txt"), "Done."]},
+        {"task": "never", "messages": ["I cannot."]},
+    ]
+    file = tmp_path / "policy.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["calibrate", "--model", tiny_model, "--engine", f"script:{file}", "--sandbox", "process", "-n", "2",
+               "--max-turns", "3"]  # fmt: skip
+    done = run_strop(command, [task("half"), task("never")], env=ENV)
+    verdicts = {r["id"]: r["calibration"]["verdict"] for r in done.records if r["kind"] == "task"}
+    assert verdicts == {"half": "accept", "never": "too_hard"}
+    assert {r["horizon"] for r in done.records if r["kind"] == "rollout"} == {3}

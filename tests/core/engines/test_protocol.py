@@ -257,6 +257,31 @@ def test_pending_and_collect(engine, prompts):
     assert (engine.pending, engine.collect()) == (0, [])
 
 
+def test_a_cancelled_request_comes_back_once_and_disturbs_no_other(engine, prompts):
+    long = Sampling(max_tokens=400)
+    short = Sampling(max_tokens=4)
+    alone = run(engine, [Request("kept", prompts[0], short, 7, 0)])["kept"]
+    for key, sampling, row in (("kept", short, 0), ("dropped", long, 1), ("never begun", long, 2)):
+        engine.submit(Request(key, prompts[0], sampling, 7 + row, row))
+    engine.cancel("never begun")
+    engine.cancel("of no request")
+    found = {}
+    while "kept" not in found:
+        found |= {done.key: done for done in engine.collect()}
+    engine.cancel("dropped")
+    while engine.pending:
+        for done in engine.collect():
+            assert done.key not in found
+            found[done.key] = done
+    assert set(found) == {"kept", "dropped", "never begun"}
+    assert {found[key].stop for key in ("dropped", "never begun")} == {"cancelled"}
+    assert len(found["dropped"].token_ids) == len(found["dropped"].logprobs) < 400
+    if engine.name == "transformers":
+        assert found["kept"] == alone
+        # It knows what was drawn so far.
+        assert found["dropped"].token_ids
+
+
 def test_stop_strings_keep_their_tokens(engine, prompts, tokenizer):
     def draw(name, stop):
         request = Request(name, prompts[1], Sampling(temperature=0.0, max_tokens=12, stop=stop), 1)

@@ -116,7 +116,8 @@ def test_a_sample_is_the_same_whatever_its_neighbours(smol, tokenizer, dtype):
         assert fates(run(narrow, shuffled)) == reference
 
 
-def test_float32_samples_do_not_depend_on_the_number_of_threads(smol, tokenizer, float_engine):
+def test_float32_samples_differ_by_rounding_alone_between_numbers_of_threads(smol, tokenizer, float_engine):
+    """On some CPUs they are the same bits, on others a product is summed in another order."""
     import torch
 
     requests = requests_of(tokenizer, [PROMPTS[0], LONG], 3)
@@ -124,9 +125,13 @@ def test_float32_samples_do_not_depend_on_the_number_of_threads(smol, tokenizer,
     torch.set_num_threads(2)
     try:
         with opened(smol) as engine:
-            assert fates(run(engine, requests)) == reference
+            found = fates(run(engine, requests))
     finally:
         torch.set_num_threads(1)
+    assert found.keys() == reference.keys()
+    for key, (token_ids, logprobs, *rest) in found.items():
+        assert (token_ids, *rest) == (reference[key][0], *reference[key][2:])
+        assert logprobs == pytest.approx(reference[key][1], abs=1e-4)
 
 
 def test_greedy_equals_transformers_generate(smol, tokenizer, float_engine, float_model):

@@ -1,10 +1,14 @@
 """The traps of tokenizers: start tokens, end tokens, pad tokens, templates."""
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from strop.core.errors import DataError, Unavailable
 from strop.core.models.load import load_tokenizer, resolve_model
-from strop.core.models.tokens import Tokenizer
+from strop.core.models.tokens import PLAIN_MODELS, Tokenizer
 
 from .conftest import CHAT
 
@@ -116,3 +120,30 @@ def test_the_real_model(smol):
     # No start token of its own: <|im_start|> begins every turn and is not doubled or dropped.
     assert ids.count(1) == 3
     assert tokenizer.encode_prompt("3+4=7\n")[0] != 1
+
+
+@pytest.mark.parametrize("kind", PLAIN_MODELS)
+def test_the_class_without_torch_is_the_one_that_transformers_chooses(smol, tmp_path, kind):
+    from transformers import AutoConfig, AutoTokenizer
+
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(smol / file, tmp_path / file)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), local_files_only=True)
+    ours = Tokenizer.from_folder(tmp_path).inner
+    assert type(ours) is type(theirs)
+    for text in ("Hello  world\n", "naïve 日本語 \t<|im_end|>x"):
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+    messages = [{"role": "user", "content": "Hi"}]
+    assert ours.apply_chat_template(messages, tokenize=False) == theirs.apply_chat_template(messages, tokenize=False)
+
+
+def test_a_tokenizer_needs_no_torch(smol):
+    code = f"""
+import sys
+from pathlib import Path
+from strop.core.models.tokens import Tokenizer
+assert Tokenizer.from_folder(Path({str(smol)!r})).encode_prompt("Hi")
+print("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

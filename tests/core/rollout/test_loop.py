@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.core.engines.protocol import Completion, ModelInfo
+from strop.core.envs.answer import AnswerEpisode
 from strop.core.errors import DataError, Where
 from strop.core.records import Record, Sampling, Task
 from strop.core.rollout.attempts import AttemptMaker, SamplingChoice
@@ -32,12 +33,16 @@ class ScriptedEngine:
         self.order = order
         self.failing = set(failing)
         self.most_pending = 0
+        self.late = []
 
     def submit(self, request):
         self.queue.append(request)
         self.most_pending = max(self.most_pending, len(self.queue))
 
-    def collect(self):
+    def collect(self, patience_s=None):
+        if self.late:
+            late, self.late = self.late, []
+            return late
         self.order.shuffle(self.queue)
         portion = [self.queue.pop() for _ in range(min(len(self.queue), self.order.randint(1, 3)))]
         return [self.answer(request) for request in portion]
@@ -49,6 +54,12 @@ class ScriptedEngine:
         return Completion(
             request.key, [draw.randrange(50) for _ in range(3)], [-draw.random() for _ in range(3)], "eos"
         )
+
+    def cancel(self, key):
+        self.cancelled = [*getattr(self, "cancelled", []), key]
+        for request in [one for one in self.queue if one.key == key]:
+            self.queue.remove(request)
+            self.late.append(Completion(key, [1], [-0.5], "cancelled"))
 
     @property
     def pending(self):
@@ -86,14 +97,16 @@ def judge(response, record, task_):
     return Verdict(reward=float(len(response)), success=True)
 
 
-def run(items, *, order=0, concurrency=4, ordered=True, verify=judge, on_bad=None, engine=None):
+def run(items, *, order=0, concurrency=4, ordered=True, first=0, verify=judge, on_bad=None, engine=None):
     engine = engine or ScriptedEngine(random.Random(order))
     maker = AttemptMaker(engine, Letters(), seed=1, choice=SamplingChoice())
 
     def raising(error, record):
         raise error
 
-    loop = RolloutLoop(engine, maker, verify, concurrency=concurrency, ordered=ordered, on_bad=on_bad or raising)
+    loop = RolloutLoop(
+        engine, maker, verify, concurrency=concurrency, ordered=ordered, first=first, on_bad=on_bad or raising
+    )
     return [given.record for given in loop.run(items)], maker.tally
 
 
@@ -242,3 +255,90 @@ def test_stopping_does_not_wait_for_a_verifier_that_hangs():
         consume()
     assert time.monotonic() - started < 10
     release.set()
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_the_rest_of_a_group_is_cancelled_once_enough_have_finished(order):
+    class Slow(ScriptedEngine):
+        def collect(self, patience_s=None):
+            # Verdicts are there before the engine has all done.
+            time.sleep(0.01)
+            return super().collect()
+
+    engine = Slow(random.Random(order), failing=[2])
+    records, tally = run(work([task(i) for i in range(3)], 8), concurrency=8, first=3, order=order, engine=engine)
+    groups = {}
+    for record in records:
+        if record.kind == "rollout":
+            groups.setdefault(record.get("group"), []).append(record)
+    assert [len(members) for members in groups.values()] == [8] * 3
+    num_cancelled = 0
+    for members in groups.values():
+        cancelled = [one for one in members if one.get("stop") == "cancelled"]
+        num_cancelled += len(cancelled)
+        scored = [one for one in members if one.get("reward") is not None]
+        # A failure of the machine is none of the three; one that finished meanwhile stays.
+        assert len(scored) >= 3
+        assert all("cancelled" in one.get("error") and one.get("reward") is None for one in cancelled)
+    assert num_cancelled == tally.cancelled.number > 0
+    assert tally.finished.number == tally.scored
+    assert tally.cancelled.tokens == num_cancelled
+    assert "1.0 turns and 1 tokens" in tally.cancelled.mean()
+    # They are no failures of the machine.
+    assert tally.errors <= 3
+
+
+class Echo(AnswerEpisode):
+    """Two turns, with something to do between them."""
+
+    asked = 0
+
+    def advance(self, completion):
+        super().advance(completion)
+        self.asked += 1
+        return None if self.asked > 1 else "work"
+
+    def act(self, work):
+        return work
+
+    def resume(self, results):
+        return [*self.prompt_ids, 7]
+
+
+def test_an_episode_goes_on_while_another_is_still_being_sampled():
+    class OneAtATime(ScriptedEngine):
+        """The long request ends only after the second turn of the other one was asked for."""
+
+        turns, waited = 0, 0
+
+        def submit(self, request):
+            super().submit(request)
+            if request.key.startswith("t0"):
+                self.turns += 1
+                seeds.append(request.seed)
+
+        def collect(self, patience_s=None):
+            ready = [one for one in self.queue if one.key.startswith("t0") or self.turns > 1]
+            if not ready:
+                assert patience_s is not None
+                self.waited += 1
+                assert self.waited < 200
+                time.sleep(patience_s)
+                return []
+            self.queue.remove(ready[0])
+            return [self.answer(ready[0])]
+
+    class Rooms:
+        def episode(self, record, task, seed, tokenizer, context):
+            seeds.append(seed)
+            return Echo(tokenizer.encode_prompt(task.prompt))
+
+    seeds = []
+    engine = OneAtATime(random.Random(0))
+    maker = AttemptMaker(engine, Letters(), seed=1, choice=SamplingChoice(), rooms=Rooms())
+    loop = RolloutLoop(engine, maker, judge, concurrency=4, on_bad=None)
+    records = [given.record for given in loop.run(work([task(0, env="echo"), task(1)], 1))]
+    assert [r.kind for r in records] == ["task", "rollout"] * 2
+    assert engine.turns == 2
+    # A turn that drew the numbers of the turn before would be no sample of its own.
+    assert seeds[0] == seeds[1] != seeds[2]
