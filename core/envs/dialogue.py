@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec import UNSET
 
 from strop.core.envs.answer import anchor_of, mean_nll
-from strop.core.envs.compaction import Compaction
+from strop.core.envs.compaction import Compaction, with_user_text
 from strop.core.envs.tool_calls import (
     BadCall,
     Call,
@@ -228,6 +228,21 @@ class DialogueEpisode:
                 self._messages = with_system_text(self._messages, tools_in_words(opening.tools))
         self._num_first = len(self._messages)
 
+    def _change_tools(self, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Other tools from here on. The template renders them at its beginning; in words only the new ones are told."""
+        known = self._schemas or {}
+        self._schemas = tool_schemas(tools)
+        if self._tools:
+            self._tools = tools
+            return messages
+        new = [tool for tool in tools if tool["function"]["name"] not in known]
+        if not new:
+            return messages
+        words = {"role": "user", "content": tools_in_words(new)}
+        if messages and messages[0]["role"] == "user":
+            return [*with_user_text([words], str(messages[0]["content"])), *messages[1:]]
+        return [words, *messages]
+
     def _take_turn(self, text: str, completion: Completion) -> Said | None:
         calls: Sequence[Call | BadCall] = ()
         if self._form is not None:
@@ -258,7 +273,7 @@ class DialogueEpisode:
             self._messages.extend(result_messages(said, self._form, tool_role=tool_role))
         elif texts:
             self._messages.append({"role": "user", "content": "\n\n".join(texts)})
-        self._messages.extend(came.messages)
+        self._messages.extend(came.messages if came.tools is None else self._change_tools(came.tools, came.messages))
         if came.done:
             self.stop = came.stop
         elif self.num_turns >= self.limits.max_turns:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from strop.core.envs.dialogue import DialogueEpisode, EpisodeLimits
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from strop.core.models.tokens import Tokenizer
     from strop.core.records import Record, Task
 
-ENVS = ("shell",)
+ENVS = ("shell", "command", "functions", "textworld", "alfworld", "appworld")
+# Rooms that need to know nothing of the user's options: module in this package, class.
+PLAIN = {
+    "command": ("command", "CommandRoom"), "functions": ("functions", "FunctionsRoom"),
+    "textworld": ("textworld", "TextWorldRoom"), "alfworld": ("alfworld", "AlfWorldRoom"),
+    "appworld": ("appworld", "AppWorldRoom"),
+}  # fmt: skip
 
 
 class Room(Protocol):
@@ -66,9 +73,7 @@ class Rooms:
         seconds = min(limits.max_time_s, room.seconds(record) or limits.max_time_s)
         most = context if limits.max_context is None else min(context, limits.max_context)
         turns = limits.max_turns if self._options.cap is None else self._options.cap()
-        return DialogueEpisode(
-            tokenizer, world, replace(limits, max_turns=turns, max_context=most, max_time_s=seconds)
-        )
+        return DialogueEpisode(tokenizer, world, replace(limits, max_turns=turns, max_context=most, max_time_s=seconds))
 
     def close(self) -> None:
         """Lets go of all of them."""
@@ -80,7 +85,7 @@ class Rooms:
         if name not in ENVS:
             raise DataError(f"unknown env {env!r}, expected answer or one of {', '.join(ENVS)}", field="env")
         if name not in self._open:
-            self._open[name] = getattr(self, f"_open_{name}")()
+            self._open[name] = _open_plain(*PLAIN[name]) if name in PLAIN else self._open_shell()
         return self._open[name]
 
     def _open_shell(self) -> Room:
@@ -89,3 +94,8 @@ class Rooms:
 
         kind = self._options.sandbox
         return ShellRoom(lambda: open_sandboxes(kind), self._options.image, self._options.tools)
+
+
+def _open_plain(module: str, kind: str) -> Room:
+    room: Room = getattr(import_module(f"{__package__}.{module}"), kind)()
+    return room

@@ -41,6 +41,7 @@ class Outcome:
 
     `results` answers its calls in order (without tools: one answer to the message); `messages` follow them (a user who
     goes on). `done` ends the episode, and `stop` says who ended it: the "agent", or the "env". `reward` is the step's.
+    `tools` are all tools from here on, where they change in the middle of an episode.
     """
 
     results: list[ToolResult] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Outcome:
     done: bool = False
     stop: str = "env"
     reward: float | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class World(Protocol):

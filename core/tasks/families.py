@@ -170,6 +170,18 @@ def _harbor(rest: str, options: FamilyOptions) -> Family:
     return HarborTasks(rest, options)
 
 
+def _bfcl(rest: str, options: FamilyOptions) -> Family:
+    from strop.core.tasks.bfcl import Bfcl
+
+    return Bfcl(rest, options)
+
+
+def _textworld(rest: str, options: FamilyOptions) -> Family:
+    from strop.core.tasks.textworld import TextWorld
+
+    return TextWorld(rest, options)
+
+
 def _records(rest: str, options: FamilyOptions) -> Family:
     from strop.core.tasks.stored import StoredTasks
 
@@ -182,6 +194,8 @@ FAMILIES = {
     "reasoning-gym": Entry("reasoning-gym:NAME", "Any data set of the package reasoning-gym, with its scorer.", _gym),
     "file": Entry("file:PATH", "Questions and answers of a JSONL or CSV file, or of a slice [10:20] of it.", _file),
     "harbor": Entry("harbor:DIR", "Task folders in Harbor's layout, for agents in a terminal.", _harbor),
+    "bfcl": Entry("bfcl:CATEGORY", "Conversations of BFCL's multi-turn categories, with functions to call.", _bfcl),
+    "textworld": Entry("textworld:GAME", "Text adventures that the package textworld makes.", _textworld),
     "records": Entry("records:PATH", "The tasks of a JSONL file (- is stdin) as they are, for --folders.", _records),
 }
 

@@ -31,6 +31,7 @@ VERIFIERS = {
     "reasoning-gym": ("gym", "GymVerifier"),
     "command": ("command", "CommandVerifier"),
     "tests": ("tests", "TestsVerifier"),
+    "env": ("env", "EnvVerifier"),
 }
 
 

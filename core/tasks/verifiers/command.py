@@ -95,7 +95,7 @@ class CommandVerifier:
         with self._lock:
             self._closed = True
             for process in self._running:
-                _kill(process)
+                kill_group(process)
 
     def _run(self, arguments: list[str], question: bytes, timeout_s: float) -> bytes:
         with self._lock:
@@ -122,7 +122,7 @@ class CommandVerifier:
             # then is it reaped: until then its number cannot belong to anybody else.
             with self._lock:
                 if process.returncode is None:
-                    _kill(process)
+                    kill_group(process)
                 status = process.wait()
                 self._running.discard(process)
             for pipe in (process.stdin, process.stdout, process.stderr):
@@ -167,7 +167,7 @@ def _converse(process: subprocess.Popen[bytes], question: bytes, deadline: float
             if left_s <= 0:
                 raise TimeoutError
             events = selector.select(min(left_s, 0.2))
-            if not events and _has_ended(process):
+            if not events and has_ended(process):
                 break
             for key, _ in events:
                 if key.events & selectors.EVENT_WRITE:
@@ -179,14 +179,14 @@ def _converse(process: subprocess.Popen[bytes], question: bytes, deadline: float
             del told[:-TOLD_BYTES]
             if len(answer) > MOST_ANSWER_BYTES:
                 raise _Failed(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
-    while not _has_ended(process):
+    while not has_ended(process):
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.01)
     return bytes(answer), bytes(told)
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether it has ended; it is left unreaped where the system knows how (not on old macOS)."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
@@ -207,7 +207,8 @@ def _send(process: subprocess.Popen[bytes], selector: selectors.BaseSelector, un
     return unsent
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that leads a group, and all of the group. It must not have been reaped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
