@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Agents in a terminal: six tasks, a scripted policy and a small model, each attempt in a sandbox of its own; then credit,
-# one update of critic and policy, and the horizon before and after.
+# one update of critic and policy, and the horizon before and after. A second part compares schedules of caps.
 # SANDBOX=docker|process chooses; MODEL= another model; OUT= the place.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -46,15 +46,17 @@ def main() -> None:
     found = {path.name.removesuffix(".jsonl"): outcome(path) for path in files}
     most = max(one["tokens"] for one in found.values())
     lines = []
-    print(f"\n{'schedule':<22} {'how':<8} {'success [95 %]':<22} {'tokens':>8} {'share':>6} {'last cap':>8}")
+    print(f"\n{'schedule':<18} {'how':<7} {'success [95 %]':<21} {'last third':>10} {'tokens':>8} {'share':>6}  cap")
     for name, one in found.items():
         schedule, _, how = name.rpartition(".")
         rate, (low, high) = one["wins"].mean(), interval(one["wins"], seed)
+        late = one["wins"][2 * len(one["wins"]) // 3 :].mean()
         how = "run" if how == "rollouts" else how
-        print(f"{schedule:<22} {how:<8} {rate:.3f} [{low:.3f}, {high:.3f}]   {one['tokens']:>8} "
-              f"{one['tokens'] / most:>6.2f} {one['cap']:>8}")  # fmt: skip
+        print(f"{schedule:<18} {how:<7} {rate:.3f} [{low:.3f}, {high:.3f}]  {late:>10.3f} {one['tokens']:>8} "
+              f"{one['tokens'] / most:>6.2f} {one['cap']:>4}")  # fmt: skip
         about = {"schedule": schedule, "how": how, "n": len(one["wins"]), "seeds": [seed]}
         lines.append({"kind": "metric", "name": "success_rate", "value": rate, "low": low, "high": high, **about})
+        lines.append({"kind": "metric", "name": "success_rate_last_third", "value": late, **about})
         lines.append({"kind": "metric", "name": "sampled_tokens", "value": one["tokens"], **about})
         lines.append({"kind": "metric", "name": "last_cap", "value": one["cap"], **about})
     results.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
