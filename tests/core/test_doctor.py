@@ -38,16 +38,16 @@ def test_a_gpu_that_torch_cannot_use_is_bad(monkeypatch):
 
 
 def test_a_tool_says_what_it_would_miss():
+    missing = ("model", "envs", "bfcl")
     parts = [
-        doctor.Check("model", None, "", None, {"extra": "model"}),
-        doctor.Check("vllm", True, "", None, {"extra": "vllm"}),
-        doctor.Check("envs", None, "", None, {"extra": "envs"}),
-        doctor.Check("plot", True, "", None, {"extra": "plot"}),
+        doctor.Check(name, None if name in missing else True, "", None, {"extra": name}) for name in doctor.EXTRAS
     ]
     checks = {check.name: check for check in doctor.tool_checks(["rollout", "advantage", "synth-tasks"], parts)}
     assert checks["advantage"].ok
     assert checks["advantage"].get is None
-    assert checks["synth-tasks"].ok, "only a family of tasks is lost"
+    assert checks["synth-tasks"].ok, "only families of tasks are lost"
+    assert "without bfcl: no bfcl:CATEGORY" in checks["synth-tasks"].found
+    # bfcl is no extra, and a command that named it as one would fail.
     assert checks["synth-tasks"].get == "pip install 'strop[envs]'"
     assert checks["rollout"].ok is False
     assert checks["rollout"].get == "pip install 'strop[model,envs]'"
