@@ -1,17 +1,25 @@
-"""Fixtures shared by all tests: the real small model, a tiny random one, and a runner for the installed `strop`."""
+"""Fixtures shared by all tests: a small real model, a tiny random one, an engine of containers, a runner of `strop`."""
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from strop.core.errors import Unavailable
 
 # A busy machine stalls for seconds at a time; how long an example takes is no property of ours.
 settings.register_profile("strop", deadline=None)
@@ -19,6 +27,7 @@ settings.load_profile("strop")
 
 ROOT = Path(__file__).resolve().parent.parent
 STROP = Path(sys.executable).with_name("strop")
+IMAGE = "strop-test:minbase"
 
 
 def pytest_configure(config):
@@ -129,3 +138,53 @@ def tiny_moe(smol, tmp_path_factory) -> Path:
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """A driver of the engine that is here."""
+    pytest.importorskip("docker", reason="the package docker is missing (extra sandbox)")
+    from strop.core.sandbox.docker import DockerSandboxes
+
+    try:
+        driver = DockerSandboxes()
+    except Unavailable as error:
+        pytest.skip(f"{error} (or bash .pkg/docker.sh start)")
+    with driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def image(engine) -> str:
+    """An image with sh, coreutils and python3: the one that is named, or one made by debootstrap."""
+    named = os.environ.get("STROP_TEST_IMAGE", IMAGE)
+    # Workers of one run must not all make it.
+    with (Path(tempfile.gettempdir()) / "strop-test-image.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if any(named in (one["RepoTags"] or []) for one in engine.api.images()):
+            return named
+        if "STROP_TEST_IMAGE" in os.environ:
+            pytest.skip(f"the engine has no image {named} (STROP_TEST_IMAGE)")
+        if not shutil.which("debootstrap") or os.getuid() != 0:
+            pytest.skip(f"no image {named}, STROP_TEST_IMAGE names none, and debootstrap (as root) is not here")
+        with tempfile.TemporaryDirectory() as root:
+            made = ["debootstrap", "--variant=minbase", "--include=python3-minimal", "stable", root]
+            done = subprocess.run(made, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"debootstrap could not make an image: {done.stdout[-300:]}")
+            with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
+                name, _, tag = named.partition(":")
+                engine.slow_api.import_image_from_data(tar.stdout, repository=name, tag=tag)
+    return named
+
+
+@pytest.fixture(scope="session")
+def shell_less(engine) -> Iterator[str]:
+    """An image that holds one text file, this process's own."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("readme"))
+    tag = f"shell-less-{os.getpid()}"
+    engine.api.import_image_from_data(data.getvalue(), repository="strop-test", tag=tag)
+    yield f"strop-test:{tag}"
+    engine.api.remove_image(f"strop-test:{tag}", force=True)

@@ -85,7 +85,8 @@ class ScriptEngine:
         ids = list(self._tokenizer.inner(text, add_special_tokens=False)["input_ids"])
         own = self._tokenizer.inner.eos_token_id
         ids += [own] if own is not None else sorted(self._tokenizer.eos_ids)[:1]
-        kept = ids[: request.sampling.max_tokens]
+        room = max(self.context_length - len(request.prompt_ids), 0)
+        kept = ids[: min(request.sampling.max_tokens, room)]
         return Completion(request.key, kept, [0.0] * len(kept), "eos" if kept == ids else "length")
 
 

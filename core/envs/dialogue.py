@@ -29,6 +29,7 @@ from strop.core.envs.tool_calls import (
 )
 from strop.core.envs.tool_schemas import Tools, tool_schemas, tools_in_words
 from strop.core.envs.world import Opening, Outcome, World
+from strop.core.errors import Unavailable
 from strop.core.models.token_bytes import TokenBytes
 from strop.core.rollout.stitch import Stitcher
 from strop.core.sandbox.protocol import SandboxLost
@@ -182,11 +183,13 @@ class DialogueEpisode:
         return ids
 
     def judge(self) -> Verdict | None:
-        """The world's verdict; the world is then let go of. What the machine lost is an error of the machine."""
+        """The world's verdict; the world is then let go of. What the machine lost or lacks is its error."""
         try:
             return self.world.judge()
         except SandboxLost as error:
             return Verdict.failed(f"sandbox lost: {error}")
+        except Unavailable as error:
+            return Verdict.failed(str(error))
         finally:
             self.close()
 
@@ -207,9 +210,12 @@ class DialogueEpisode:
         chunks = self.chunks()
         fields = {
             "chunks": chunks, "response": response, "turns": self.num_turns, "horizon": self.limits.max_turns,
-            "steps": self._steps(chunks), "stop": self.stop,
+            "steps": self._steps(chunks),
             "stitching": {**self._stitcher.counts, "dropped": self._stitcher.num_dropped},
         }  # fmt: skip
+        if self.stop:
+            # Without one the machine stopped it, and not the episode.
+            fields["stop"] = self.stop
         if self._compaction is not None:
             fields["compaction"] = {"done": self._compaction.done, "failed": self._compaction.failed}
         return fields

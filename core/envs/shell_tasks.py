@@ -64,6 +64,8 @@ class ShellRoom:
             raise DataError("missing; a task to attempt needs a prompt", field="prompt")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         driver = self._ready()
+        if driver.name == "docker" and not spec.image:
+            raise DataError("missing; a sandbox in Docker needs an image (--image is for all)", field="sandbox.image")
 
         def open_sandbox() -> Sandbox:
             sandbox = driver.start(spec)

@@ -22,6 +22,8 @@ OUTPUT_CHARS = 30_000
 GLOB_FILES = 1_000
 COMMAND_S = 120.0
 MOST_SECONDS = 1_000.0
+# Linux gives a program no argument of more bytes than this, its end included.
+COMMAND_BYTES = 128 << 10
 
 
 def _tool(name: str, description: str, required: tuple[str, ...], **properties: tuple[str, str]) -> dict[str, Any]:
@@ -150,13 +152,16 @@ def _glob_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _bash(sandbox: Sandbox, arguments: Mapping[str, Any], seconds_left: float | None) -> ToolResult:
+    command = arguments["command"]
+    if "\0" in command or len(command.encode("utf-8", "surrogatepass")) >= COMMAND_BYTES:
+        return ToolResult(f"Error: a command is a text of less than {COMMAND_BYTES} bytes without NUL", valid=False)
     asked = arguments.get("timeout")
     seconds = COMMAND_S if not asked or asked <= 0 else float(asked)
     if seconds > MOST_SECONDS:
         seconds /= 1000
     if seconds_left is not None:
         seconds = min(seconds, max(seconds_left, 0.1))
-    done = sandbox.exec(["bash", "-lc", arguments["command"]], timeout_s=seconds, output_bytes=4 * OUTPUT_CHARS)
+    done = sandbox.exec(["bash", "-lc", command], timeout_s=seconds, output_bytes=4 * OUTPUT_CHARS)
     code = f"timed out after {seconds:g} s" if done.timed_out else f"exit code: {done.exit_code}"
     parts = [code]
     for name, data in ("stdout", done.stdout), ("stderr", done.stderr):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strop.core.engines.protocol import Completion
-from strop.core.errors import DataError
+from strop.core.errors import DataError, Unavailable
 from strop.core.records import Record, Task
 from strop.core.rollout.attempts import CANCELLED, Attempt, AttemptMaker
 from strop.core.rollout.intake import ReadAhead, Signal
@@ -91,14 +91,14 @@ class RolloutLoop:
                 while not ended and self._has_room():
                     try:
                         item = source.take(wait=not self._busy() and not self._ready())
+                        if isinstance(item, Work):
+                            self._begin(item)
                     except Exception as error:  # noqa: BLE001 (raised again below)
                         failure, ended = error, True
                         break
                     if item is Signal.END:
                         ended = True
-                    elif isinstance(item, Work):
-                        self._begin(item)
-                    else:
+                    elif not isinstance(item, Work):
                         break
                 yield from self._release()
                 if self._busy():
@@ -172,6 +172,9 @@ class RolloutLoop:
                 ids = None if attempt.episode.stop == CANCELLED else attempt.episode.resume(came)
             except SandboxLost as error:
                 ids, completion = None, Completion(completion.key, error=f"sandbox lost: {error}")
+            except Unavailable as error:
+                # What this task wants (an image, a shell in it) may be missing for no other.
+                ids, completion = None, Completion(completion.key, error=str(error))
             except DataError as error:
                 ids, completion = None, Completion(completion.key, error=error.message)
             if ids is not None:

@@ -17,6 +17,8 @@ from strop.core.sandbox.protocol import SandboxRefused
 
 FILE_MODE = 0o644
 PROGRAM_MODE = 0o755
+# What Linux takes: bytes of a name, and of a path with its end.
+NAME_BYTES, PATH_BYTES = 255, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,19 @@ class Entry:
 
 
 def inside(path: str, workdir: str) -> str:
-    """The absolute, clean form of a path in a sandbox. Raises SandboxRefused for "..", NUL and an empty path."""
+    """The absolute, clean form of a path in a sandbox.
+
+    Raises SandboxRefused for "..", NUL, an empty path, and one that is too long.
+    """
     if not path or "\0" in path:
         raise SandboxRefused(f"not a path: {path!r}")
     if ".." in path.split("/"):
         raise SandboxRefused(f'a path must not hold "..": {path!r}')
-    return "/" + posixpath.normpath(posixpath.join(workdir, path)).lstrip("/")
+    clean = "/" + posixpath.normpath(posixpath.join(workdir, path)).lstrip("/")
+    names = clean.encode("utf-8", "surrogatepass").split(b"/")
+    if max(map(len, names)) > NAME_BYTES or sum(map(len, names)) + len(names) > PATH_BYTES:
+        raise SandboxRefused(f"a path that is too long: {path[:NAME_BYTES]!r}...")
+    return clean
 
 
 def prefixes(path: str) -> Iterator[str]:

@@ -210,7 +210,7 @@ class ProcessSandbox:
                 timeout_s=limits.wall_clock_s if timeout_s is None else timeout_s,
                 output_bytes=limits.output_bytes if output_bytes is None else output_bytes,
             )  # fmt: skip
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise SandboxLost(f"a command cannot be started: {error}") from None
         finally:
             for process in known:

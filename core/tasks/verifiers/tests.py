@@ -3,7 +3,8 @@
 They enter from outside when the agent has stopped, run there, and are compared with what was put in. The outcome is the
 number in the reward file (1 is a success), or the exit status of the command where it wrote none; the assertions are
 those of its report. Tests that were changed, or whose folder or results were there before them, prove nothing: no
-success. Tests that do not end in time are a failure of the machinery, as the trials of T1's kind count them.
+success. Neither does a reward file that holds no number; `reward_error` tells. Tests that do not end in time are a
+failure of the machinery, as the trials of T1's kind count them.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def judge_sandbox(sandbox: Sandbox, task: Task) -> Verdict:
     if run.tampered or run.planted:
         return Verdict.of(False, tampered=list(run.tampered) or None, planted=list(run.planted) or None)
     assertions, cause = _assertions(sandbox, options, run)
-    success = _outcome(sandbox, options, run)
-    details: dict[str, Any] = {"exit_code": run.result.exit_code}
+    success, bad_reward = _outcome(sandbox, options, run)
+    details: dict[str, Any] = {"exit_code": run.result.exit_code, "reward_error": bad_reward}
     if not success:
         details["output"] = shown(run.result.stdout.decode("utf-8", "replace")[-400:] or None)
     details["report_error"] = cause
@@ -129,11 +130,13 @@ def _assertions(sandbox: Sandbox, options: TestsOptions, run: HiddenRun) -> tupl
         return None, "missing" if data is None else error.cause
 
 
-def _outcome(sandbox: Sandbox, options: TestsOptions, run: HiddenRun) -> bool:
+def _outcome(sandbox: Sandbox, options: TestsOptions, run: HiddenRun) -> tuple[bool, str | None]:
+    """Whether it is a success, and what is wrong with the reward file where it holds no number."""
     try:
-        said = float(sandbox.get(options.reward)[:64])
+        said = sandbox.get(options.reward)[:64]
+        reward = float(said)
     except (FileNotFoundError, SandboxRefused):
-        return run.result.exit_code == 0
+        return run.result.exit_code == 0, None
     except ValueError:
-        return False
-    return math.isfinite(said) and said >= 1
+        return False, f"no number: {said.decode('utf-8', 'replace')!r}"
+    return math.isfinite(reward) and reward >= 1, None if math.isfinite(reward) else f"no finite number: {reward}"

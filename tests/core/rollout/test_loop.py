@@ -194,6 +194,20 @@ def test_an_input_error_comes_after_everything_before_it_is_finished():
     assert got == ["task", "rollout", "rollout"]
 
 
+def test_so_does_that_of_a_task_which_cannot_be_attempted():
+    def refuse(error, record):
+        raise error
+
+    engine = ScriptedEngine(random.Random(1))
+    maker = AttemptMaker(engine, Letters(), seed=1, choice=SamplingChoice())
+    loop = RolloutLoop(engine, maker, judge, concurrency=8, on_bad=refuse)
+    got = []
+    with pytest.raises(DataError, match="unknown env"):
+        for given_ in loop.run(work([task(0), task(1, env="submarine"), task(2)], 2)):
+            got.append(given_.record.kind)
+    assert got == ["task", "rollout", "rollout"]
+
+
 def test_a_task_that_cannot_be_attempted_is_named():
     with pytest.raises(DataError, match=r"tasks:1: env: unknown env 'submarine'"):
         run(work([task(0, env="submarine")], 1))

@@ -3,72 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import io
-import os
-import shutil
-import subprocess
-import tarfile
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from strop.core.errors import Unavailable
 from strop.core.sandbox.process import ProcessSandboxes
 from strop.core.sandbox.protocol import Limits, SandboxSpec
-
-IMAGE = "strop-test:minbase"
-
-
-@pytest.fixture(scope="session")
-def engine():
-    """A driver of the engine that is here."""
-    pytest.importorskip("docker", reason="the package docker is missing (extra sandbox)")
-    from strop.core.sandbox.docker import DockerSandboxes
-
-    try:
-        driver = DockerSandboxes()
-    except Unavailable as error:
-        pytest.skip(f"{error} (or bash .pkg/docker.sh start)")
-    with driver:
-        yield driver
-
-
-@pytest.fixture(scope="session")
-def image(engine) -> str:
-    """An image with sh, coreutils and python3: the one that is named, or one made by debootstrap."""
-    named = os.environ.get("STROP_TEST_IMAGE", IMAGE)
-    # Workers of one run must not all make it.
-    with (Path(tempfile.gettempdir()) / "strop-test-image.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if any(named in (one["RepoTags"] or []) for one in engine.api.images()):
-            return named
-        if "STROP_TEST_IMAGE" in os.environ:
-            pytest.skip(f"the engine has no image {named} (STROP_TEST_IMAGE)")
-        if not shutil.which("debootstrap") or os.getuid() != 0:
-            pytest.skip(f"no image {named}, STROP_TEST_IMAGE names none, and debootstrap (as root) is not here")
-        with tempfile.TemporaryDirectory() as root:
-            made = ["debootstrap", "--variant=minbase", "--include=python3-minimal", "stable", root]
-            done = subprocess.run(made, capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"debootstrap could not make an image: {done.stdout[-300:]}")
-            with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
-                name, _, tag = named.partition(":")
-                engine.slow_api.import_image_from_data(tar.stdout, repository=name, tag=tag)
-    return named
-
-
-@pytest.fixture(scope="session")
-def shell_less(engine) -> Iterator[str]:
-    """An image that holds one text file."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("readme"))
-    engine.api.import_image_from_data(data.getvalue(), repository="strop-test", tag="shell-less")
-    yield "strop-test:shell-less"
-    engine.api.remove_image("strop-test:shell-less", force=True)
 
 
 @pytest.fixture(scope="session")
