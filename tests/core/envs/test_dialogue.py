@@ -225,3 +225,51 @@ def test_turns_leave_whole_and_the_oldest_first():
         assert newest_turns(messages, 2, budget, len) == turn * kept
 
 
+
+
+# --- tools that change on the way
+
+DOUBLE = {
+    "type": "function",
+    "function": {"name": "double", "description": "Doubles.", "parameters": {"type": "object", "properties": {}}},
+}
+TEMPLATE = """{%- if tools %}tools: {{ tools | tojson }}
+Calls look so: <tool_call>{"name": "x", "arguments": {}}</tool_call>
+{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}{# 'tool' #}"""
+
+
+class Growing(Counter):
+    """After its first turn there is another tool."""
+
+    def act(self, text, calls, *, seconds_left):
+        if any(call.valid and call.name == "double" for call in calls):
+            self.value *= 2
+            return Outcome([ToolResult(f"It is {self.value} now.")], done=True)
+        outcome = super().act(text, calls, seconds_left=seconds_left)
+        outcome.tools = [ADD, DOUBLE]
+        return outcome
+
+
+@pytest.mark.parametrize("knows_tools", [True, False])
+def test_a_tool_that_comes_later(tokenizer, smol, knows_tools):
+    from strop.core.models.load import load_tokenizer, resolve_model
+
+    if knows_tools:
+        tokenizer = load_tokenizer(resolve_model(str(smol)))
+        tokenizer.inner.chat_template = TEMPLATE
+    world = Growing(goal=99, tools=[ADD])
+    add = '<tool_call>\n{"name": "add", "arguments": {"n": 4}}\n</tool_call>'
+    double = '<tool_call>\n{"name": "double", "arguments": {}}\n</tool_call>'
+    episode, prompts, _ = play(tokenizer, world, [double, add, double])
+    record = episode.trajectory("")
+    assert [step["valid"] for step in record["steps"]] == [False, True, True]
+    assert world.value == 8
+    seen = [tokenizer.inner.decode(prompt) for prompt in prompts]
+    assert ["Doubles." in text for text in seen] == [False, True, True]
+    # What stands at the beginning of the template changes it from the start: a new chunk, once.
+    assert (len(record["chunks"]), record["stitching"]["split"]) == ((2, 1) if knows_tools else (1, 0))
+    for prompt, place in zip(prompts, record["steps"], strict=True):
+        assert record["chunks"][place["chunk"]].token_ids[: place["span"].start] == prompt
