@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +50,8 @@ class DockerSandboxes:
         self.labels = {RUN_LABEL: self.run_id, OWNER_LABEL: str(Owner.here())}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        self._num_making = 0
         self._containers: dict[str, DockerSandbox | None] = {}
         self._images: list[str] = []
         self._bounds_disk = True
@@ -71,24 +73,41 @@ class DockerSandboxes:
 
     def _start(self, image: str, spec: SandboxSpec, *, has_folders: bool = False) -> DockerSandbox:
         user = spec.user or self._user_of(image) or "0:0"
-        with self._lock:
-            if self._closed:
-                raise SandboxLost("the driver is closed")
+        with self._making():
             name = f"strop-{self.run_id}-{next(self._numbers)}"
             # Known before it is made, so that an interrupt in between leaves nothing behind.
             self._containers[name] = None
-        try:
-            sandbox = DockerSandbox(self, name, spec, user)
-            with engine_errors("starting a container"):
-                self._create(name, image, spec, sandbox.engine_workdir)
-            sandbox.boot(image, has_folders=has_folders)
-        except BaseException:
-            # The name stays known: an engine that was interrupted may still make it, and `close` tries once more.
-            run_all([lambda: self._remove_container(name)])
-            raise
-        with self._lock:
-            self._containers[name] = sandbox
+            try:
+                sandbox = DockerSandbox(self, name, spec, user)
+                with engine_errors("starting a container"):
+                    self._create(name, image, spec, sandbox.engine_workdir)
+                self._check_open()
+                sandbox.boot(image, has_folders=has_folders)
+                with self._lock:
+                    self._check_open()
+                    self._containers[name] = sandbox
+            except BaseException:
+                # The name stays known: an engine that was interrupted may still make it, and `close` tries once more.
+                run_all([lambda: self._remove_container(name)])
+                raise
         return sandbox
+
+    @contextlib.contextmanager
+    def _making(self) -> Iterator[None]:
+        """While something is made, `close` waits: the engine may make it just after it was looked for in vain."""
+        with self._lock:
+            self._check_open()
+            self._num_making += 1
+        try:
+            yield
+        finally:
+            with self._settled:
+                self._num_making -= 1
+                self._settled.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxLost("the driver is closed")
 
     def _user_of(self, image: str) -> str:
         """Whom the image runs as, "" if it does not say. Raises Unavailable."""
@@ -164,13 +183,16 @@ class DockerSandboxes:
 
     def commit(self, sandbox: DockerSandbox) -> Snapshot:
         """Makes an image of a sandbox's files; its processes stand still meanwhile."""
-        with self._lock:
+        with self._making():
             tag = f"{self.run_id}-{next(self._numbers)}"
             image = f"{SNAPSHOTS}:{tag}"
             self._images.append(image)
-        with engine_errors("taking a snapshot"):
             config = {"Labels": self.labels, "User": sandbox.user}
-            self.slow_api.commit(sandbox.name, repository=SNAPSHOTS, tag=tag, conf=config)
+            with engine_errors("taking a snapshot"):
+                self.slow_api.commit(sandbox.name, repository=SNAPSHOTS, tag=tag, conf=config)
+            if self._closed:
+                self._remove_image(image)
+                self._check_open()
         return Snapshot(image, sandbox.spec)
 
     def forget(self, snapshot: Snapshot) -> None:
@@ -203,11 +225,13 @@ class DockerSandboxes:
             containers, images = self._containers.copy(), self._images[::-1]
             self._containers.clear()
             self._images.clear()
-        started = time.monotonic()
+        limit = time.monotonic() + CLOSE_LIMIT_S
         run_all([lambda name=name: self._remove_container(name) for name in containers])  # type: ignore[misc]
-        left_s = max(1.0, CLOSE_LIMIT_S - (time.monotonic() - started))
         if images:
-            run_all([lambda: self._remove_images(images)], left_s)
+            run_all([lambda: self._remove_images(images)], max(1.0, limit - time.monotonic()))
+        with self._settled:
+            # What is being made is removed by those who make it.
+            self._settled.wait_for(lambda: not self._num_making, max(0.0, limit - time.monotonic()))
         for sandbox in containers.values():
             if sandbox is not None:
                 sandbox.hang_up()

@@ -220,6 +220,29 @@ def test_a_closed_driver_leaves_nothing(image, spec):
         driver.start(spec)
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4])
+def test_what_is_being_made_when_the_driver_is_closed_is_removed(engine, spec, wait_s):
+    from strop.core.sandbox.docker import RUN_LABEL, DockerSandboxes
+
+    def make():
+        with contextlib.suppress(SandboxLost):
+            driver.start(spec).snapshot()
+
+    driver = DockerSandboxes()
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(wait_s)
+    driver.close()
+    label = {"label": f"{RUN_LABEL}={driver.run_id}"}
+    assert engine.api.containers(all=True, filters=label) == []
+    assert engine.api.images(filters=label) == []
+    for thread in threads:
+        thread.join()
+    with pytest.raises(SandboxLost, match="closed"):
+        driver.start(spec)
+
+
 def test_a_killed_owner_leaves_nothing_after_the_next_reap(engine, image):
     """Until then, what it ran has already stopped; and a living owner's sandboxes are let be."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER, image], stdout=subprocess.PIPE, text=True)
