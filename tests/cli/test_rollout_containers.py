@@ -135,8 +135,7 @@ def test_a_killed_run_stops_its_containers_and_the_next_one_removes_them(start, 
     # Killing the client is enough to stop them (repopilot #87), though nobody is left to remove them.
     while any(one["State"] == "running" for one in owned(engine, process)) and time.monotonic() < limit + 30:
         time.sleep(0.1)
-    left = owned(engine, process)
-    assert [one["State"] for one in left] == ["exited"] * 2
+    assert not any(one["State"] == "running" for one in owned(engine, process))
     living = start({"one": LONG}, "--concurrency", "1")
     container_that_runs(engine, living, "sleep 971")
     assert owned(engine, process) == []

@@ -244,19 +244,26 @@ def test_what_is_being_made_when_the_driver_is_closed_is_removed(engine, spec, w
 
 
 def test_a_killed_owner_leaves_nothing_after_the_next_reap(engine, image):
-    """Until then, what it ran has already stopped; and a living owner's sandboxes are let be."""
+    """Until then, what it ran has already stopped; and a living owner's sandboxes are let be.
+
+    No `--rm` would do that, nor a list in the memory of the dead (repopilot #87, traceroot #2101). Others may reap here
+    at any moment, so nothing is counted.
+    """
     owner = subprocess.Popen([sys.executable, "-c", OWNER, image], stdout=subprocess.PIPE, text=True)
-    with owner:
+    try:
         name, snapshot = owner.stdout.readline().split()
-        assert engine.reap() == 0
+        engine.reap()
         assert exists(engine, name)
         assert engine.api.inspect_image(snapshot)
+    finally:
         owner.kill()
+        owner.communicate()
     limit = time.monotonic() + 10
-    while engine.api.inspect_container(name)["State"]["Running"] and time.monotonic() < limit:
+    running = {"name": name, "status": "running"}
+    while engine.api.containers(filters=running) and time.monotonic() < limit:
         time.sleep(0.1)
-    assert not engine.api.inspect_container(name)["State"]["Running"]
-    assert engine.reap() == 2
+    assert not engine.api.containers(filters=running)
+    engine.reap()
     assert not exists(engine, name)
     assert not engine.api.images(filters={"reference": snapshot})
 
