@@ -272,6 +272,7 @@ class DialogueEpisode:
         turn = self.turns[-1]
         turn.valid = turn.valid and all(result.valid for result in came.results)
         turn.reward = came.reward
+        self._started += came.making_s
         texts = [result.text for result in came.results]
         if self._calls and self._form is not None:
             tool_role = has_tool_role(self.tokenizer.chat_template) and bool(self._tools)

@@ -48,9 +48,12 @@ class ShellWorld:
         """Runs the calls in order; without any the agent has ended. Raises SandboxLost, Unavailable."""
         if not calls:
             return Outcome(done=True, stop="agent")
+        begun = time.monotonic()
         sandbox = self._ready()
-        end = time.monotonic() + seconds_left
-        return Outcome([run_call(call, sandbox, seconds_left=end - time.monotonic()) for call in calls])
+        ready = time.monotonic()
+        end = ready + seconds_left
+        results = [run_call(call, sandbox, seconds_left=end - time.monotonic()) for call in calls]
+        return Outcome(results, making_s=ready - begun)
 
     def judge(self) -> Verdict:
         """The verdict on what the agent left behind. Raises SandboxLost."""

@@ -66,15 +66,16 @@ PROFILES = {name: Profile(name, tools, tool_schemas(tools)) for name, tools in (
 
 
 def run_call(call: Call | BadCall, sandbox: Sandbox, *, seconds_left: float | None = None) -> ToolResult:
-    """Runs a call. `seconds_left` bounds a command from above. Raises SandboxLost."""
+    """Runs a call. `seconds_left` bounds a command from above; whatever comes of it is cut. Raises SandboxLost."""
     if isinstance(call, BadCall):
         return ToolResult(call.message, valid=False)
     try:
-        return _RUN[call.name](sandbox, call.arguments, seconds_left)
+        result = _RUN[call.name](sandbox, call.arguments, seconds_left)
     except SandboxRefused as error:
-        return ToolResult(f"Error: {error}", valid=False)
+        result = ToolResult(f"Error: {error}", valid=False)
     except FileNotFoundError:
-        return ToolResult(f"Error: there is no file {call.arguments.get('path')}", valid=False)
+        result = ToolResult(f"Error: there is no file {call.arguments.get('path')}", valid=False)
+    return ToolResult(_cut(result.text, OUTPUT_CHARS), result.valid)
 
 
 def _read(sandbox: Sandbox, arguments: Mapping[str, Any], _: float | None) -> ToolResult:
@@ -167,7 +168,7 @@ def _bash(sandbox: Sandbox, arguments: Mapping[str, Any], seconds_left: float | 
     for name, data in ("stdout", done.stdout), ("stderr", done.stderr):
         if data:
             parts.append(f"{name}:\n{data.decode('utf-8', 'replace')}")
-    return ToolResult(_cut("\n".join(parts), OUTPUT_CHARS))
+    return ToolResult("\n".join(parts))
 
 
 def _cut(text: str, limit: int) -> str:

@@ -42,6 +42,7 @@ class Outcome:
     `results` answers its calls in order (without tools: one answer to the message); `messages` follow them (a user who
     goes on). `done` ends the episode, and `stop` says who ended it: the "agent", or the "env". `reward` is the step's.
     `tools` are all tools from here on, where they change in the middle of an episode.
+    `making_s` is what the world took to get ready: none of the policy's time.
     """
 
     results: list[ToolResult] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Outcome:
     stop: str = "env"
     reward: float | None = None
     tools: list[dict[str, Any]] | None = None
+    making_s: float = 0.0
 
 
 class World(Protocol):

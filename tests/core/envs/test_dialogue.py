@@ -8,7 +8,7 @@ from strop.core.engines.protocol import Completion
 from strop.core.envs.compaction import INTRODUCTION, Compaction, newest_turns
 from strop.core.envs.dialogue import DialogueEpisode, EpisodeLimits
 from strop.core.envs.world import Opening, Outcome, ToolResult
-from strop.core.errors import DataError
+from strop.core.errors import DataError, Unavailable
 from strop.core.sandbox.protocol import SandboxLost
 from strop.core.tasks.verifiers.verdict import Verdict
 
@@ -134,6 +134,38 @@ def test_a_first_prompt_beyond_the_context_is_the_end_of_a_budget(tokenizer):
     assert (record["turns"], record["steps"], record["chunks"]) == (0, [], [])
 
 
+NATIVE = (
+    "{%- for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>{% endfor %}"
+    "{%- for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{%- if m['role'] == 'tool' %}<tool_response>\n{{ m['content'] }}\n</tool_response>"
+    "{%- else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <tool_call> #}"
+)
+
+
+@pytest.mark.parametrize("template", [None, NATIVE], ids=["in words", "native"])
+def test_a_result_is_whole_or_not_there(tokenizer, smol, template):
+    """A result that overflows the context is not cut in the middle of its template; it stays away (TRL #5521)."""
+    from strop.core.models.load import load_tokenizer, resolve_model
+
+    if template is not None:
+        tokenizer = load_tokenizer(resolve_model(str(smol)))
+        tokenizer.inner.chat_template = template
+    say = '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>'
+    _, prompts, _ = play(tokenizer, Counter(goal=99, tools=[ADD]), [say] * 2 + ["Done."])
+    whole = len(prompts[2])
+    for most in range(len(prompts[1]) + 1, whole + 2, 3):
+        episode, fed, _ = play(tokenizer, Counter(goal=99, tools=[ADD]), [say] * 3, EpisodeLimits(max_context=most))
+        record = episode.trajectory("")
+        (chunk,) = record["chunks"]
+        assert (episode.stop, record["turns"]) == ("max_context", 2 if most <= whole else 3)
+        # Nothing of the result that did not fit, and each one that did with both of its tags.
+        assert chunk.sampled[-1].end == len(chunk.token_ids)
+        assert chunk.token_ids[: chunk.sampled[-1].start] == fed[-1]
+        text = tokenizer.decode(chunk.token_ids)
+        assert text.count("<tool_response>") == text.count("</tool_response>") == record["turns"] - 1
+
+
 def test_what_the_world_loses_is_an_error(tokenizer):
     class Lost(Counter):
         def judge(self):
@@ -141,6 +173,32 @@ def test_what_the_world_loses_is_an_error(tokenizer):
 
     _, _, verdict = play(tokenizer, Lost(goal=1), ["a"])
     assert verdict.error == "sandbox lost: gone"
+
+
+def test_what_is_missing_for_one_world_is_its_error(tokenizer):
+    class Wanting(Counter):
+        def judge(self):
+            raise Unavailable("no image; bring it")
+
+    _, _, verdict = play(tokenizer, Wanting(goal=1), ["a"])
+    assert verdict.error == "no image; bring it"
+
+
+def test_getting_ready_is_none_of_the_policys_time(tokenizer):
+    """Nor of a command's (endpoints #456)."""
+
+    class Slow(Counter):
+        def act(self, text, calls, *, seconds_left):
+            outcome = super().act(text, calls, seconds_left=seconds_left)
+            outcome.making_s = 20.0 if self.value == 1 else 0.0
+            return outcome
+
+    for world, stop in ((Slow(), "env"), (Counter(), "max_time")):
+        times = count(step=10)
+        assert (
+            play(tokenizer, world, ["a"] * 3, EpisodeLimits(max_time_s=35), clock=lambda t=times: next(t))[0].stop
+            == stop
+        )
 
 
 def test_messages_that_the_template_refuses(tokenizer, smol):
@@ -223,8 +281,6 @@ def test_turns_leave_whole_and_the_oldest_first():
     messages = first + turn * 3
     for budget, kept in ((9, 3), (8, 2), (6, 2), (5, 1), (3, 1), (2, 0)):
         assert newest_turns(messages, 2, budget, len) == turn * kept
-
-
 
 
 # --- tools that change on the way

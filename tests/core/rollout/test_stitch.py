@@ -331,6 +331,9 @@ TEMPLATES = {
     # The generation prompt opens the reasoning, history shows none of it.
     "opens": "{% for m in messages %}" + HEADER + BARE + "<|im_end|>\n{% endfor %}"
     + OPEN.replace("assistant\n", "assistant\n<think>\n"),
+    # The generation prompt opens and closes the reasoning, as templates do that are told not to think.
+    "closes": "{% for m in messages %}" + HEADER + BARE + "<|im_end|>\n{% endfor %}"
+    + OPEN.replace("assistant\n", "assistant\n<think>\n\n</think>\n\n"),
     # Empty think tags that the model never emitted.
     "inserts": "{% for m in messages %}" + HEADER + ANSWER + "<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}"
     "<|im_end|>\n{% endfor %}" + OPEN,
@@ -507,6 +510,8 @@ def answers(words, **fields):
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("name", ["smol", "byte"])
 def test_invariants_of_any_episode(tokenizers_by_name, name, template):
+    """Ids and log-probabilities are those drawn, and no mask is longer than they are (TRL #5224, TRL #5144)."""
+
     @settings(max_examples=25, deadline=None)
     @given(
         answers(
@@ -555,6 +560,7 @@ def test_what_the_encoder_itself_gives_is_strict(tokenizers_by_name, name):
 
 @pytest.mark.parametrize("name", ["smol", "byte"])
 def test_reasoning_pruned_from_history_opens_a_chunk(tokenizers_by_name, name):
+    """Only where something was pruned: what follows goes on in its chunk (TRL #6250)."""
     think = "<think>\nthe file is there, I should look into it first and then answer\n</think>\n\n"
     said = [Answer([("look", False)], reasoning=think), Answer([("again", False)]), Answer([("done", False)])]
     episode = play(tokenizers_by_name[name], "prunes", said)
@@ -579,13 +585,22 @@ def test_a_generation_prompt_that_history_does_not_show_stays_where_it_was_seen(
     assert b"<think>\nlook<|im_end|>\n<|im_start|>user" in text
 
 
+@pytest.mark.parametrize("template", ["inserts", "closes", "opens"])
 @pytest.mark.parametrize("name", ["smol", "byte"])
-def test_think_tags_that_the_template_inserts_are_never_trained_on(tokenizers_by_name, name):
-    episode = play(tokenizers_by_name[name], "inserts", [Answer([("look", False)]), Answer([("done", False)])])
+def test_think_tags_that_the_template_inserts_are_never_trained_on(tokenizers_by_name, name, template):
+    """In history and in the generation prompt; the trainer's own positions are what counts (Automodel #3739)."""
+    from strop.core.train.examples import Reading, TrainRollout, rollout_example
+
+    said = ["look", "again", "done"]
+    episode = play(tokenizers_by_name[name], template, [Answer([(word, False)]) for word in said])
     check(episode)
-    for chunk in episode.stitcher.chunks():
-        for span in chunk.sampled:
-            assert b"think>" not in episode.text(chunk.token_ids[span.start : span.end])
+    chunks = episode.stitcher.chunks()
+    assert b"think>" in episode.text([id_ for chunk in chunks for id_ in chunk.token_ids])
+    record = Record.make("rollout", {"id": "g/0", "task": "t", "chunks": chunks, "advantage": 1.0})
+    reading = Reading("ppo", needs_old=True, vocabulary=lambda: 1 << 20)
+    example = rollout_example(record, record.view(TrainRollout), reading)
+    trained = [episode.text([one.token_ids[i] for i in one.positions]) for one in example.sequences]
+    assert b"".join(trained) == b"<|im_end|>".join([*(word.encode() for word in said), b""])
 
 
 @pytest.mark.parametrize("name", ["smol", "byte"])
@@ -619,7 +634,7 @@ def test_half_characters_keep_their_places(tokenizers_by_name, name):
 
 
 def test_the_history_is_not_decoded_again_and_again(record_property):
-    """64 turns: nothing is decoded where the case is strict, and for case 3 the last turn alone."""
+    """64 turns: nothing is decoded where the case is strict, and for case 3 the last turn alone (TRL #6250)."""
     calls = 0
 
     def counting(id_):

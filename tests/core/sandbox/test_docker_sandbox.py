@@ -154,12 +154,12 @@ def test_an_agent_cannot_end_its_own_sandbox(box):
 
 
 def test_orphans_do_not_stay_as_zombies(box):
-    assert (
-        box.exec(
-            "for i in 1 2 3 4 5; do (sleep 0.1 &); done; sleep 0.5; grep -l '^State:.Z' /proc/[0-9]*/status"
-        ).stdout
-        == b""
-    )
+    """PID 1 is an init, which reaps whatever has lost its parent, and no `sleep` (hermes #6910)."""
+    orphans = "for i in 1 2 3 4 5; do (sleep 0.1 &); (setsid sh -c 'sleep 0.1 & exit' &); done; sleep 0.8"
+    found = box.exec(f"{orphans}; grep -l '^State:.Z' /proc/[0-9]*/status")
+    # The status says that there was something to search, and nothing found.
+    assert (found.exit_code, found.stdout) == (1, b"")
+    assert box.exec("read name </proc/1/comm; echo $name").stdout == b"docker-init\n"
 
 
 def test_commands_side_by_side_in_one_sandbox(box):
@@ -173,10 +173,24 @@ def test_commands_side_by_side_in_one_sandbox(box):
 
 
 def test_the_making_of_a_container_is_not_charged_to_the_command(engine, spec):
+    """Making it takes longer than the command may (endpoints #456)."""
     with engine.start(dataclasses.replace(spec, limits=Limits(wall_clock_s=0.6))) as sandbox:
         result = sandbox.exec("sleep 0.2")
     assert (result.exit_code, result.timed_out) == (0, False)
     assert result.duration_s < 0.6
+
+
+def test_a_deadline_needs_nothing_of_the_image_but_a_shell(engine, spec):
+    """No `timeout`, ps or pkill is there (OpenEnv #1018)."""
+    with engine.start(spec) as sandbox:
+        keep = "sh | dash | sleep | rm"
+        sandbox.exec(f'cd /usr/bin; for one in *; do case $one in {keep}) ;; *) rm -f "$one" ;; esac; done; rm rm')
+        for gone in ("timeout", "ps", "pkill", "bash", "cat"):
+            assert sandbox.exec([gone]).exit_code == 127
+        result = sandbox.exec("trap '' TERM; sleep 60 & while :; do :; done", timeout_s=0.5)
+        assert (result.timed_out, result.exit_code) == (True, None)
+        assert result.duration_s < 8
+        assert sandbox.exec("set -- /proc/[0-9]*; echo $#").stdout in (b"3\n", b"4\n")
 
 
 def test_what_is_missing_is_said(engine, shell_less, monkeypatch):
@@ -190,6 +204,7 @@ def test_what_is_missing_is_said(engine, shell_less, monkeypatch):
 
 
 def test_a_lost_container_is_no_failure_of_the_policy(engine, spec):
+    """And nothing is run again in it (verifiers #1739)."""
     for lose in (lambda name: engine.api.remove_container(name, force=True), engine.api.kill):
         with engine.start(spec) as sandbox:
             threading.Timer(0.5, lose, [sandbox.name]).start()

@@ -202,6 +202,7 @@ def test_a_capture_keeps_both_ends(blocks, cap):
 
 
 def test_clean_up_does_not_hang_for_ever_and_one_failure_does_not_keep_the_others(caplog):
+    """It neither hangs nor is cut short by Ctrl-C (inspect #509)."""
     done = []
 
     def fail():
@@ -234,6 +235,7 @@ os._exit(0)
 
 @pytest.mark.parametrize(("signals", "told"), [(1, "removed\ninterrupted\n"), (2, "interrupted\n")])
 def test_a_first_interrupt_waits_for_the_clean_up_and_a_second_skips_it(signals, told):
+    """It neither hangs nor is cut short by Ctrl-C (inspect #509)."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(signals)], capture_output=True, text=True, timeout=60)
     assert done.stdout == told, done.stderr
 

@@ -204,6 +204,36 @@ def test_no_token_of_another_sequence_matters(lora_policy, random_examples):
     torch.testing.assert_close(packed[: len(alone)], alone, rtol=0, atol=1e-6)
 
 
+def test_what_a_tool_said_is_attended_to_and_not_trained(lora_policy):
+    """Out of the loss, and not out of the attention (TimeSearch-R #7)."""
+    from strop.core.records import Record
+    from strop.core.train.examples import Example, Reading, TrainRollout, TrainSequence, rollout_example
+
+    def example(tool):
+        chunk = {"token_ids": [5, 6, 7, 2, *tool, 8, 9, 2], "sampled": [[2, 4], [7, 10]], "logprobs": [-1.0] * 5}
+        record = Record.make("rollout", {"id": "g/0", "task": "t", "chunks": [chunk], "advantage": 1.0})
+        return rollout_example(record, record.view(TrainRollout), Reading("ppo", needs_old=True, vocabulary=lambda: 97))
+
+    policy = lora_policy()
+    one, other = example([11, 12, 13]), example([11, 14, 13])
+    assert one.sequences[0].positions == [2, 3, 7, 8, 9]
+    unrelated = TrainSequence([20, 21, 22], [1, 2], [1.0] * 2, [])
+    batch = policy.pack_batch([unrelated, *one.sequences])
+    found = policy.logprobs(batch, entropy_grad=False)[0][2:]
+    # As a plain forward pass over all of the tokens gives, each at its own place.
+    ids = torch.tensor([one.sequences[0].token_ids])
+    logits = policy.model(input_ids=ids).logits[0].log_softmax(-1)
+    plain = torch.stack([logits[i - 1, ids[0, i]] for i in one.sequences[0].positions])
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-6)
+    changed = policy.logprobs(policy.pack_batch(other.sequences), entropy_grad=False)[0]
+    torch.testing.assert_close(changed[:2], found[:2], rtol=0, atol=1e-6)
+    assert ((changed[2:] - found[2:]).abs() > 1e-6).all()
+    # A tool's token has no part in the loss of its own: with the answers' advantages at zero there is no gradient.
+    silent = TrainSequence(one.sequences[0].token_ids, one.sequences[0].positions, [0.0] * 5, [-1.0] * 5)
+    _, gradient, sums = measure(policy, [Example("a", [silent])], LossOptions("reinforce"))
+    assert (gradient.abs().max(), sums.trained) == (0, 5)
+
+
 def test_only_trained_positions_reach_the_output_matrix(lora_policy, monkeypatch):
     from strop.core.train.examples import Example, TrainSequence
     from strop.kernels import linear_logprob as kernel
