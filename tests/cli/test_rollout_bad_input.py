@@ -272,6 +272,31 @@ def test_a_model_that_never_stops(attempt):
     assert [(r["stop"], r["turns"], r["success"]) for r in found.values()] == [("max_tokens_per_turn", 1, True)]
 
 
+def test_a_prompt_over_the_context_is_the_end_of_a_budget(attempt, run_strop):
+    """No error (verifiers #1625), whatever the env, and the tools behind take the record."""
+    long = {"prompt": "word " * 500}
+    answer = {"kind": "task", "id": "answer", "verifier": {"name": "number"}, "reference": 4, **long}
+    scripts = {"short": ["Done."], "*": ["4"]}
+    limits = ["--sandbox", "process", "--max-context", "200", "-n", "2"]
+    found, done = attempt([task("shell", **long), answer, task("short")], scripts, *limits)
+    assert {name: (r["stop"], r["turns"], r["reward"]) for name, r in found.items()} == {
+        "shell": ("max_context", 0, 0.0), "answer": ("length", 1, 0.0), "short": ("agent", 1, 0.0),
+    }  # fmt: skip
+    assert not any("error" in record for record in found.values())
+    assert (found["shell"]["chunks"], found["shell"]["steps"]) == ([], [])
+    verdicts = [
+        r["calibration"]["verdict"] for r in run_strop(["calibrate"], done.stdout).records if r["kind"] == "task"
+    ]
+    assert verdicts == ["too_hard"] * 3
+
+
+def test_making_a_sandbox_is_none_of_the_episodes_time(attempt, place):
+    """Setup takes longer than the episode may (endpoints #456)."""
+    slow = task("t", sandbox={"setup": "sleep 4", "max_time_s": 3.5})
+    found, _ = attempt([slow], {"*": ["```bash\ntrue\n```", *SOLVED]}, *place)
+    assert (found["t"]["stop"], found["t"]["turns"], found["t"]["success"]) == ("agent", 3, True)
+
+
 # --- a folder of tasks
 
 

@@ -68,6 +68,13 @@ def container_that_runs(engine, process, program):
     pytest.fail(f"{program} does not run: {process.stderr.read()}")
 
 
+def num_made(engine, process, since):
+    """How many containers the run has made."""
+    told = engine.api.events(since=since, until=time.time(), filters={"event": "create"}, decode=True)
+    owners = [event["Actor"]["Attributes"].get("strop.owner", "") for event in told]
+    return sum(owner.startswith(f"{process.pid}|") for owner in owners)
+
+
 def rollouts(out):
     return {r["task"]: r for r in map(json.loads, out.splitlines()) if r["kind"] == "rollout"}
 
@@ -80,6 +87,7 @@ def test_a_lost_container_is_an_error_of_its_own_rollout(start, engine, how):
         "fine": ["```bash\nsleep 3; echo 42 > answer.txt\n```", "Done."],
         "later": SOLVED,
     }
+    since = time.time()
     lose = {"kill": engine.api.kill, "remove": lambda name: engine.api.remove_container(name, force=True)}[how]
     process = start(scripts, "--concurrency", "2")
     threading.Timer(0.3, lose, [container_that_runs(engine, process, "sleep 971")]).start()
@@ -97,6 +105,7 @@ def test_a_lost_container_is_an_error_of_its_own_rollout(start, engine, how):
     assert "begun" in lost["steps"][1]["observation"]
     assert [step["span"] for step in lost["steps"]] == lost["chunks"][0]["sampled"]
     assert b"1 failed by the machinery (sandbox lost: " in errors
+    assert num_made(engine, process, since) == 3
     assert owned(engine, process) == []
 
 

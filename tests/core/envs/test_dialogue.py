@@ -7,6 +7,7 @@ import pytest
 from strop.core.engines.protocol import Completion
 from strop.core.envs.compaction import INTRODUCTION, Compaction, newest_turns
 from strop.core.envs.dialogue import DialogueEpisode, EpisodeLimits
+from strop.core.envs.tool_calls import detect_format, has_tool_role
 from strop.core.envs.world import Opening, Outcome, ToolResult
 from strop.core.errors import DataError, Unavailable
 from strop.core.sandbox.protocol import SandboxLost
@@ -139,7 +140,8 @@ NATIVE = (
     "{%- for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{%- if m['role'] == 'tool' %}<tool_response>\n{{ m['content'] }}\n</tool_response>"
     "{%- else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <tool_call> #}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    '{# <tool_call> {"name": ..., "arguments": ...} #}'
 )
 
 
@@ -151,6 +153,7 @@ def test_a_result_is_whole_or_not_there(tokenizer, smol, template):
     if template is not None:
         tokenizer = load_tokenizer(resolve_model(str(smol)))
         tokenizer.inner.chat_template = template
+        assert (detect_format(template), has_tool_role(template)) == ("hermes", True)
     say = '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>'
     _, prompts, _ = play(tokenizer, Counter(goal=99, tools=[ADD]), [say] * 2 + ["Done."])
     whole = len(prompts[2])

@@ -93,6 +93,30 @@ def test_a_long_output_is_cut(run):
     assert text.endswith("characters left out]")
 
 
+def test_every_path_is_cut(run, sandbox):
+    """A list of long names, words about a long path, and what a command said before its time was up.
+
+    mini-swe-agent #639.
+    """
+    assert run("Bash", command=f"mkdir names; cd names; for i in $(seq {GLOB_FILES}); do : > {'n' * 240}$i; done").valid
+    for name, arguments in (
+        ("Glob", {"pattern": "**", "path": "names"}), ("Read", {"path": "a/../" * 50_000}),
+        ("Glob", {"pattern": "*", "path": "\0" * 50_000}), ("Bash", {"command": "yes", "timeout": 1}),
+        ("Edit", {"path": "\0" * 50_000, "old_string": "a", "new_string": "b"}),
+    ):  # fmt: skip
+        text = run(name, **arguments).text
+        assert len(text) < OUTPUT_CHARS + 100
+        assert text.endswith("characters left out]")
+
+
+def test_a_command_that_cannot_be_one_is_the_policys_mistake(run):
+    for command in ("echo a\0b", "x" * (128 << 10), "\u00e9" * (64 << 10)):
+        refused = run("Bash", command=command)
+        assert not refused.valid
+        assert "without NUL" in refused.text
+    assert run("Bash", command="true " + "x" * ((128 << 10) - 6)).text == "exit code: 0"
+
+
 def test_the_time_of_the_episode_bounds_a_command(sandbox):
     result = run_call(Call("Bash", {"command": "sleep 9"}), sandbox, seconds_left=0.2)
     assert "timed out after 0.2 s" in result.text
