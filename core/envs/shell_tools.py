@@ -20,6 +20,7 @@ from strop.core.sandbox.protocol import Sandbox, SandboxRefused
 READ_CHARS = 20_000
 OUTPUT_CHARS = 30_000
 GLOB_FILES = 1_000
+PATTERN_CHARS = 1_000
 COMMAND_S = 120.0
 MOST_SECONDS = 1_000.0
 # Linux gives a program no argument of more bytes than this, its end included.
@@ -114,6 +115,8 @@ def _edit(sandbox: Sandbox, arguments: Mapping[str, Any], _: float | None) -> To
 
 def _glob(sandbox: Sandbox, arguments: Mapping[str, Any], _: float | None) -> ToolResult:
     folder = arguments.get("path") or "."
+    if len(arguments["pattern"]) > PATTERN_CHARS:
+        return ToolResult(f"Error: a pattern has at most {PATTERN_CHARS} characters", valid=False)
     find = ["find", "-L", sandbox.path(folder), "-type", "f", "-printf", "%P\\0"]
     done = sandbox.exec(find, timeout_s=COMMAND_S, output_bytes=1 << 23)
     if done.timed_out or (done.exit_code and not done.stdout):
@@ -128,28 +131,55 @@ def _glob(sandbox: Sandbox, arguments: Mapping[str, Any], _: float | None) -> To
 
 
 def _glob_pattern(pattern: str) -> re.Pattern[str]:
-    """`**` is any number of folders, `*` and `?` stay within one, `[...]` is a class."""
-    parts: list[str] = []
+    """A name of `**` is any number of folders, `*` and `?` stay within one, `[...]` is a class.
+
+    A star that another one follows keeps the first place that fits (an atomic group): nothing better comes later, and
+    with each star that may be tried again the time would be multiplied.
+    """
+    tokens: list[tuple[str, str]] = []
     position = 0
     text = pattern.removeprefix("./")
     while position < len(text):
-        if text.startswith("**/", position):
-            parts.append("(?:[^/]+/)*")
+        starts = position == 0 or text[position - 1] == "/"
+        if starts and text.startswith("**/", position):
+            tokens.append(("deep", "(?:[^/]+/)*?"))
             position += 3
-        elif text.startswith("**", position):
-            parts.append(".*")
+        elif starts and text[position:] == "**":
+            tokens.append(("deep", ".*?"))
             position += 2
         elif (end := text.find("]", position + 2)) > 0 and text[position] == "[":
             inside = text[position + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
-            parts.append("[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]")
+            tokens.append(("one", "[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]"))
             position = end + 1
         else:
-            parts.append({"*": "[^/]*", "?": "[^/]"}.get(text[position], re.escape(text[position])))
+            one = text[position]
+            kind = {"*": "star", "/": "slash"}.get(one, "one")
+            tokens.append((kind, {"*": "[^/]*?", "?": "[^/]"}.get(one, re.escape(one))))
             position += 1
     try:
-        return re.compile("".join(parts), re.DOTALL)
+        return re.compile(_join(tokens), re.DOTALL)
     except re.error:
         return re.compile(re.escape(text))
+
+
+def _join(tokens: list[tuple[str, str]]) -> str:
+    """The pattern, with an atomic group from each star to the next within a name, and from each `**` to the next."""
+    last_deep = max((at for at, (kind, _) in enumerate(tokens) if kind == "deep"), default=-1)
+    parts: list[str] = []
+    after = ""
+    for at in range(len(tokens) - 1, -1, -1):
+        kind, regex = tokens[at]
+        if kind == "deep":
+            regex = f"(?>{regex}" if at < last_deep else regex
+            # What an earlier one began ends here.
+            regex = f"){regex}" if any(other == "deep" for other, _ in tokens[:at]) else regex
+        elif kind == "star":
+            regex = f"(?>{regex}" if after == "star" else regex
+            before = next((other for other, _ in reversed(tokens[:at]) if other != "one"), "")
+            regex = f"){regex}" if before == "star" else regex
+        after = kind if kind != "one" else after
+        parts.append(regex)
+    return "".join(reversed(parts))
 
 
 def _bash(sandbox: Sandbox, arguments: Mapping[str, Any], seconds_left: float | None) -> ToolResult:

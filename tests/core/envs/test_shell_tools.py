@@ -1,8 +1,13 @@
 """The tools of the env `shell`, in a real sandbox: what they do, and what they say when they cannot."""
 
-import pytest
+import re
+import time
 
-from strop.core.envs.shell_tools import GLOB_FILES, OUTPUT_CHARS, PROFILES, READ_CHARS, run_call
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strop.core.envs.shell_tools import GLOB_FILES, OUTPUT_CHARS, PROFILES, READ_CHARS, _glob_pattern, run_call
 from strop.core.envs.tool_calls import BadCall, Call
 from strop.core.sandbox.open import open_sandboxes
 from strop.core.sandbox.protocol import SandboxSpec
@@ -77,6 +82,27 @@ def test_glob(run):
     run("Bash", command=f"mkdir many; cd many; seq {GLOB_FILES + 5} | xargs touch")
     lines = run("Glob", pattern="*", path="many").text.split("\n")
     assert (len(lines), lines[-1]) == (GLOB_FILES + 1, "(5 more)")
+
+
+@given(st.lists(st.sampled_from(["a", "b", "/", "*", "?", "**/", "**", "[ab]"])), st.text("ab/", max_size=12))
+@settings(max_examples=2000)
+def test_stars_that_are_tried_once_match_what_all_tries_match(tokens, name):
+    slow = {"*": "[^/]*", "?": "[^/]", "**/": "(?:[^/]+/)*", "**": ".*"}
+    text = "".join(tokens)
+    words = re.findall(r"(?:^|(?<=/))\*\*(?:/|$)|\[ab\]|.", text)
+    plain = re.compile("".join(slow.get(word, word) for word in words))
+    assert bool(_glob_pattern(text).fullmatch(name)) == bool(plain.fullmatch(name))
+
+
+def test_a_glob_of_many_stars_takes_no_time(run, sandbox):
+    """It would hold up every other episode, and the signal that is to stop them."""
+    sandbox.put("many-stars/" + "a" * 200, b"")
+    sandbox.put("/".join(["a"] * 200), b"")
+    begun = time.monotonic()
+    for pattern in ("**/" + "*a" * 40 + "b", "**/*a" * 40 + "/b", "**a" * 40 + "b"):
+        assert run("Glob", pattern=pattern).text == "No files match."
+    assert "at most 1000" in run("Glob", pattern="*a" * 50_000).text
+    assert time.monotonic() - begun < 10
 
 
 def test_bash(run):
