@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +15,13 @@ from strop.core.sandbox.protocol import Limits, SandboxSpec
 
 @pytest.fixture(scope="session")
 def user_image(engine, image) -> Iterator[str]:
-    """The image with a user of its own, and a working folder that is that user's."""
+    """The image with a user of its own, this process's, and a working folder that is that user's."""
+    tag = f"user-{os.getpid()}"
     container = engine.api.create_container(image, ["true"])["Id"]
-    engine.api.commit(container, repository="strop-test", tag="user", conf={"User": "nobody"})
+    engine.api.commit(container, repository="strop-test", tag=tag, conf={"User": "nobody"})
     engine.api.remove_container(container)
-    yield "strop-test:user"
-    engine.api.remove_image("strop-test:user", force=True)
+    yield f"strop-test:{tag}"
+    engine.api.remove_image(f"strop-test:{tag}", force=True)
 
 
 @contextlib.contextmanager
