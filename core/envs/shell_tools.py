@@ -7,6 +7,7 @@ and a command has 120 s unless the call says otherwise (more than 1,000 is taken
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ READ_CHARS = 20_000
 OUTPUT_CHARS = 30_000
 GLOB_FILES = 1_000
 PATTERN_CHARS = 1_000
+NOTHING = re.compile(r"(?!)")
 COMMAND_S = 120.0
 MOST_SECONDS = 1_000.0
 # Linux gives a program no argument of more bytes than this, its end included.
@@ -122,64 +124,45 @@ def _glob(sandbox: Sandbox, arguments: Mapping[str, Any], _: float | None) -> To
     if done.timed_out or (done.exit_code and not done.stdout):
         reason = "it took too long" if done.timed_out else done.stderr.decode("utf-8", "replace").strip()
         return ToolResult(f"Error: {_cut(reason, 500)}", valid=False)
-    pattern = _glob_pattern(arguments["pattern"])
+    matches = _glob_matcher(arguments["pattern"])
     names = (name for name in done.stdout.decode("utf-8", "replace").split("\0") if name)
-    found = sorted(name for name in names if pattern.fullmatch(name))
+    found = sorted(name for name in names if matches(name))
     shown = [name if folder == "." else f"{folder.rstrip('/')}/{name}" for name in found[:GLOB_FILES]]
     more = [f"({len(found) - GLOB_FILES} more)"] if len(found) > GLOB_FILES else []
     return ToolResult("\n".join([*shown, *more]) or "No files match.")
 
 
-def _glob_pattern(pattern: str) -> re.Pattern[str]:
-    """A name of `**` is any number of folders, `*` and `?` stay within one, `[...]` is a class.
+def _glob_matcher(pattern: str) -> Callable[[str], bool]:
+    """A folder of `**` is any number of folders, `*` and `?` stay within one name, `[...]` is a class.
 
-    A star that another one follows keeps the first place that fits (an atomic group): nothing better comes later, and
-    with each star that may be tried again the time would be multiplied.
+    Parts are matched from left to right, all ways at once: a policy's pattern cannot make it slow.
     """
-    tokens: list[tuple[str, str]] = []
-    position = 0
-    text = pattern.removeprefix("./")
-    while position < len(text):
-        starts = position == 0 or text[position - 1] == "/"
-        if starts and text.startswith("**/", position):
-            tokens.append(("deep", "(?:[^/]+/)*?"))
-            position += 3
-        elif starts and text[position:] == "**":
-            tokens.append(("deep", ".*?"))
-            position += 2
-        elif (end := text.find("]", position + 2)) > 0 and text[position] == "[":
-            inside = text[position + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
-            tokens.append(("one", "[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]"))
-            position = end + 1
-        else:
-            one = text[position]
-            kind = {"*": "star", "/": "slash"}.get(one, "one")
-            tokens.append((kind, {"*": "[^/]*?", "?": "[^/]"}.get(one, re.escape(one))))
-            position += 1
-    try:
-        return re.compile(_join(tokens), re.DOTALL)
-    except re.error:
-        return re.compile(re.escape(text))
+    parts = pattern.removeprefix("./").split("/")
+    wanted = [None if part == "**" else re.compile(fnmatch.translate(part.replace("[^", "[!"))) for part in parts]
 
+    def skipping(places: set[int]) -> set[int]:
+        """Also the places behind a `**` that stands for no folder; the last one stands for something."""
+        found = set(places)
+        for place in sorted(places):
+            while place < len(wanted) - 1 and wanted[place] is None:
+                place += 1
+                found.add(place)
+        return found
 
-def _join(tokens: list[tuple[str, str]]) -> str:
-    """The pattern, with an atomic group from each star to the next within a name, and from each `**` to the next."""
-    last_deep = max((at for at, (kind, _) in enumerate(tokens) if kind == "deep"), default=-1)
-    parts: list[str] = []
-    after = ""
-    for at in range(len(tokens) - 1, -1, -1):
-        kind, regex = tokens[at]
-        if kind == "deep":
-            regex = f"(?>{regex}" if at < last_deep else regex
-            # What an earlier one began ends here.
-            regex = f"){regex}" if any(other == "deep" for other, _ in tokens[:at]) else regex
-        elif kind == "star":
-            regex = f"(?>{regex}" if after == "star" else regex
-            before = next((other for other, _ in reversed(tokens[:at]) if other != "one"), "")
-            regex = f"){regex}" if before == "star" else regex
-        after = kind if kind != "one" else after
-        parts.append(regex)
-    return "".join(reversed(parts))
+    def matches(path: str) -> bool:
+        places = skipping({0})
+        for name in path.split("/"):
+            after = set()
+            for place in places:
+                part = wanted[place] if place < len(wanted) else NOTHING
+                if part is None:
+                    after |= {place, place + 1} if place == len(wanted) - 1 else {place}
+                elif part.match(name):
+                    after.add(place + 1)
+            places = skipping(after)
+        return len(wanted) in places
+
+    return matches
 
 
 def _bash(sandbox: Sandbox, arguments: Mapping[str, Any], seconds_left: float | None) -> ToolResult:
