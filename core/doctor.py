@@ -59,6 +59,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     ),
     "calibrate": (Need("model", "--model, which makes the attempts itself"), Need("vllm", "--engine vllm")),
     "train": (Need("model", "training", always=True),),
+    "audit-prune": (Need("audit", "the probe", always=True), Need("plot", "--report")),
     "report": (Need("plot", "--plot"),),
 }
 

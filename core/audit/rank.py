@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec import Struct
+
+from strop.core.errors import DataError, InputMissing, Where
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy import ndarray
 
 RESAMPLES = 1000
@@ -85,3 +92,38 @@ def fidelity(correct: ndarray, kept: ndarray, seed: int = 42) -> Fidelity:
         spearman(whole, part), float(ends[0, 0]), float(ends[1, 0]),
         kendall(whole, part), float(ends[0, 1]), float(ends[1, 1]), len(correct),
     )  # fmt: skip
+
+
+class _Answers(Struct):
+    model: str
+    correct: list[float]
+
+
+def read_correctness(path: Path, num_items: int) -> ndarray:
+    """The file of --compare: one line a model, {model, correct: [...]}; shape [models, items].
+
+    Raises InputMissing, or DataError with the place.
+    """
+    import numpy as np
+
+    rows: list[list[float]] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputMissing(f"{path}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = Where(str(path), number)
+        try:
+            answers = msgspec.json.decode(line, type=_Answers)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(str(error), where=where) from None
+        if len(answers.correct) != num_items:
+            raise DataError(f"{len(answers.correct)} values for {num_items} pairs", where=where, field="correct")
+        if not all(0 <= value <= 1 for value in answers.correct):
+            raise DataError("a value outside of 0 to 1", where=where, field="correct")
+        rows.append(answers.correct)
+    if len(rows) < 3:
+        raise DataError(f"{path}: {len(rows)} models; ranks need at least three")
+    return np.array(rows, dtype=np.float64)

@@ -33,6 +33,8 @@ BISECTIONS = 9
 AUC_REACH = 0.004
 MIN_WIDTH = 0.002
 MIN_KEPT = 5
+# How far the chosen bounds may be widened at the end, and in how many halvings.
+MAX_STRETCH, STRETCHES = 1.3, 6
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class _Search:
         self.size = int(self.varying.sum())
         self.known: dict[bytes, _Candidate] = {}
         self.slope = 1.0
+        self.widest: tuple[_Candidate, float] | None = None
 
     def auc(self, keep: ndarray) -> float:
         foldings = pair_foldings(self.groups[keep], self.num_foldings, (self.seed, 1))
@@ -131,6 +134,29 @@ class _Search:
         (n0, a0), (n1, a1) = passed[0], max(passed)
         self.slope = max(1.0, (n1 - n0) / max(1e-6, a1 - a0))
         return low
+
+    def validate(self, keep: ndarray) -> tuple[float, float]:
+        """Mean AUC over other foldings, and with one standard error as a margin, since the best of several is taken."""
+        import numpy as np
+
+        foldings = pair_foldings(self.groups[keep], VALIDATION_FOLDINGS, (self.seed, 3))
+        aucs = Fits(self.rows[keep]).aucs(foldings)
+        return float(aucs.mean()), float(aucs.mean() + aucs.std() / np.sqrt(len(aucs)))
+
+    def stretch(self, best: _Candidate, mean: float) -> tuple[_Candidate, float]:
+        """The chosen bounds, widened by one factor as far as the other foldings allow."""
+        low, high = 1.0, MAX_STRETCH
+        for _ in range(STRETCHES):
+            factor = (low + high) / 2
+            keep = self.program.solve(best.bounds[: self.size] * factor, best.bounds[self.size :] * factor)
+            validated = None if keep is None else self.validate(keep)
+            if keep is None or validated is None or validated[1] > self.threshold:
+                high = factor
+                continue
+            low = factor
+            if len(keep) > len((self.widest or (best, mean))[0].keep):
+                self.widest = _Candidate(0.0, best.bounds * factor, self.auc(keep), keep), validated[0]
+        return self.widest or (best, mean)
 
     def run(self, evaluations: int, scale: float, tick: Callable[[], None]) -> None:
         """Differential evolution over the bounds, around the common one; deterministic under the seed."""
@@ -190,22 +216,19 @@ def lp_search(
         return found
     search.run(evaluations, scale, tick)
     found.tried += len(search.known)
-    ranked = sorted(search.known.values(), key=lambda one: -search.value(one))
-    best = None
-    for one in ranked[:NUM_VALIDATED]:
-        foldings = pair_foldings(groups[one.keep], VALIDATION_FOLDINGS, (seed, 3))
-        aucs = Fits(rows[one.keep]).aucs(foldings)
-        # One standard error of the mean as a margin, since the best of several is chosen.
-        margin = float(aucs.mean() + aucs.std() / np.sqrt(len(aucs)))
-        if margin <= threshold and (best is None or len(one.keep) > len(best[0].keep)):
-            best = one, float(aucs.mean())
+    best: tuple[_Candidate, float] | None = None
+    for one in sorted(search.known.values(), key=lambda one: -search.value(one))[:NUM_VALIDATED]:
+        mean, with_margin = search.validate(one.keep)
+        if with_margin <= threshold and (best is None or len(one.keep) > len(best[0].keep)):
+            best = one, mean
     if best is None:
-        # The search has fitted its foldings; what a common bound gives is behind the threshold by construction.
+        # The search has fitted its foldings, or has found nothing close: the largest set well below will do.
         safe = [one for one in search.known.values() if one.auc <= threshold - AUC_REACH / 4]
         if not safe:
             return found
         chosen = max(safe, key=lambda one: len(one.keep))
-        best = chosen, chosen.auc
+        best = chosen, search.validate(chosen.keep)[0]
+    best = search.stretch(*best)
     chosen, validated = best
     found.keep = chosen.keep
     found.trajectory.append({"pairs": len(chosen.keep), "auc": validated})

