@@ -192,7 +192,8 @@ def _audit_rows(io: Session, found: Input, choice: Choice, report: Path | None) 
     for sentence in said:
         io.note(sentence)
     if report is not None:
-        write_json(report, "audit.json", {"before": result, "words": said + words.limits(result, "linear", choice.threshold)})
+        said += words.limits(result, "linear", choice.threshold)
+        write_json(report, "audit.json", {"before": result, "words": said})
 
 
 class _Run:
@@ -254,7 +255,8 @@ class _Run:
         fresh = fresh_aucs(kept, choice.seed)
         self.final = float(fresh.mean())
         half = 1.96 * float(fresh.std(ddof=1)) / math.sqrt(len(fresh))
-        self.metric("fresh_auc_mean", self.final, low=self.final - half, high=self.final + half, n=len(fresh), of="kept")
+        ends = {"low": self.final - half, "high": self.final + half}
+        self.metric("fresh_auc_mean", self.final, n=len(fresh), of="kept", **ends)
         self.audit_metrics("kept_auc", self.after, "kept")
         self.said += words.audit_sentences(self.after, choice.threshold)
         self.said.append(f"AUC over {len(fresh)} fresh foldings: {self.final:.4f}")
@@ -286,7 +288,8 @@ class _Run:
         io, choice = self.io, self.choice
         for fields in self.measured:
             _metric(io, **{key: _finite(value) for key, value in fields.items()})
-        limits = words.limits(self.after or self.before, choice.against if self.after else "linear", choice.threshold)
+        against = choice.against if self.after else "linear"
+        limits = words.limits(self.after or self.before, against, choice.threshold)
         for sentence in self.said + limits:
             io.note(sentence)
         if self.report is not None:

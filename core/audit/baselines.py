@@ -1,4 +1,4 @@
-"""Other ways to a smaller set, at equal size: a fixed prefix, AFLite, chance (sheet A4 and A7). [authors' release]"""
+"""Other ways to a smaller set, at equal size: a fixed prefix, AFLite, chance (sheet A4 and A7) [authors' release]."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prefix_order(texts: Sequence[tuple[str, str]], rows: ndarray, seed: int = 42
     import numpy as np
 
     gaps = np.array([abs(len(a) - len(b)) / max(len(a), len(b), 1) for a, b in texts])
-    negated = (rows[:, :, NAMES.index("neg_cnt")] > 0).any(axis=1)
+    negated = np.asarray((rows[:, :, NAMES.index("neg_cnt")] > 0).any(axis=1))
     edges = np.quantile(gaps, np.arange(1, BINS) / BINS)
     bins = np.searchsorted(edges, gaps, "right")
     shuffled: list[int] = []

@@ -42,7 +42,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     if total == 0:
         return 1.0
     tail = sum(math.comb(total, count) for count in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**total)
+    return float(min(1.0, 2 * tail / 2**total))
 
 
 def wins(head: str, train: Texts, cohort: Texts) -> list[bool]:

@@ -1,6 +1,6 @@
 """Which fold of cross-validation a group of rows falls into: three rules (method sheet audit-prune, A3 and A4b).
 
-A folding is an array of fold numbers, one for each group; a group (a pair, or the pairs of one question) is never split.
+A folding is an array of fold numbers, one for each group; a group (a pair, or the pairs of one question) is not split.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def stable_folds(sizes: ndarray) -> ndarray:
 
 
 def introsort_order(num_keys: int) -> list[int]:
-    """The order in which an introsort (median of three, segments up to 17 left alone) leaves `num_keys` equal keys. [measured]
+    """The order in which an introsort (median of three, short segments left alone) leaves equal keys [measured].
 
     The published subset rests on it: unshuffled grouped folds sort groups by size, and all pairs have the same size, so
     an unstable sort decides the folds. Its plain form is rebuilt here, so that the folds are the same on any machine.
@@ -69,7 +69,7 @@ def introsort_order(num_keys: int) -> list[int]:
 
 
 def release_folds(num_groups: int) -> ndarray:
-    """The folds of the authors' machine: the reversed introsort order, dealt to five folds in turn. [measured]"""
+    """The folds of the authors' machine: the reversed introsort order, dealt to five folds in turn [measured]."""
     import numpy as np
 
     folds = np.empty(num_groups, dtype=np.int64)

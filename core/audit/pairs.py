@@ -149,7 +149,7 @@ def _row(record: Record, names: FieldNames) -> Row:
     elif spelled.casefold() in TRUE or spelled.casefold() in FALSE:
         label = spelled.casefold() in TRUE
     else:
-        raise record.bad(f"{spelled!r}; expected 1 or 0, true or false, or --positive LABEL to say which is right", name)
+        raise record.bad(f"{spelled!r}; expected 1 or 0, true or false, or --positive LABEL", name)
     group = next((name for name in names.group if name in record.fields), None)
     key = None if group is None else record.get(group)
     return Row(text, label, None if key in (None, "") else str(key), record)

@@ -29,7 +29,7 @@ class Audit:
 
 
 def logistic() -> Any:
-    """Standardised features into an L2 logistic regression: C = 1, liblinear, seed 42. [authors' release]"""
+    """Standardised features into an L2 logistic regression: C = 1, liblinear, seed 42 [authors' release]."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -93,7 +93,7 @@ def pair_labels(num_pairs: int) -> ndarray:
 
 
 def stratified_folds(labels: ndarray) -> ndarray:
-    """The release's folds for rows without groups: StratifiedKFold(5, shuffled, seed 42). [authors' release]"""
+    """The release's folds for rows without groups: StratifiedKFold(5, shuffled, seed 42) [authors' release]."""
     import numpy as np
     from sklearn.model_selection import StratifiedKFold
 

@@ -1,4 +1,4 @@
-"""The release's pruning: delete the worst pair, audit again, add back (Algorithm 1, sheet A4). [authors' release]
+"""The release's pruning: delete the worst pair, audit again, add back (Algorithm 1, sheet A4) [authors' release].
 
 The audit after each deletion is the same fit as ever, only found faster: all folds at once, started from nothing but
 with sums that are shared. A gap of zero has no sign (1e-12), which the release leaves to rounding noise.
@@ -49,7 +49,7 @@ def confidence_scores(logits: ndarray) -> ndarray:
 
 
 def hybrid_scores(confidence: ndarray, imbalance: ndarray, alpha: float = ALPHA) -> ndarray:
-    """alpha minmax(confidence) + (1 - alpha) minmax(imbalance); a constant score counts as 0."""
+    """Alpha minmax(confidence) + (1 - alpha) minmax(imbalance); a constant score counts as 0."""
 
     def minmax(values: ndarray) -> ndarray:
         spread = values.max() - values.min()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strop.core.audit import trees
@@ -117,7 +118,7 @@ def others(pairs: PairSet, choice: Choice) -> dict[str, float]:
     for kind in choice.probes:
         if kind != "features":
             folds = pair_foldings(pairs.groups, TEXT_FOLDINGS, (choice.seed, 8))
-            aucs = [audit_texts(pairs.texts, one, lambda kind=kind: text_model(kind)).auc for one in folds]
+            aucs = [audit_texts(pairs.texts, one, partial(text_model, kind)).auc for one in folds]
             found[kind] = sum(aucs) / len(aucs)
     return found
 

@@ -6,9 +6,9 @@ weights are zero. So for bounds lo_j, hi_j on the mean standardised difference o
     max sum_i w_i   with   lo_j sum_i w_i <= sum_i w_i d_ij <= hi_j sum_i w_i,   0 <= w_i <= 1,
 
 a linear program whose solution is whole but for a pair or so per bound (rounded at 1/2). The bounds are searched
-(differential evolution), each set scored by its AUC averaged over many random foldings, so that no single folding can be
-fitted; the best are measured again on other foldings, and the largest that keeps the threshold there is taken. No part
-of this is the release's. [derived for this project]
+(differential evolution), each set scored by its AUC averaged over many random foldings, so that no single one can be
+fitted; the best are measured again on other foldings, and the largest that keeps the threshold there is taken. No
+part of this is the release's. [derived for this project]
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def lp_search(
 ) -> Found:
     """The largest set found of pairs `rows` [n, 2, d] whose mean AUC over random foldings is at most `threshold`.
 
-    `groups` [n] share folds; `evaluations` bounds are tried, each on `num_foldings` foldings. `tick` is called for each.
+    `groups` [n] share folds; `evaluations` bounds are tried, each on `num_foldings` foldings. `tick` is called
+    for each.
     """
     import numpy as np
 

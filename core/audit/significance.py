@@ -35,7 +35,7 @@ def bootstrap_interval(right: ndarray, wrong: ndarray, resamples: int = RESAMPLE
 
 
 def swap_p_value(fits: Fits, foldings: ndarray, observed: float, permutations: int, seed: int = SEED) -> float:
-    """p of the audit under swaps of right and wrong within pairs: (1 + #{null >= observed}) / (B + 1).
+    """P of the audit under swaps of right and wrong within pairs: (1 + #{null >= observed}) / (B + 1).
 
     The whole cross-validation is refitted for each swap, with folding b mod R; one-sided.
     """
@@ -58,7 +58,7 @@ def swap_p_value(fits: Fits, foldings: ndarray, observed: float, permutations: i
 def shuffle_p_value(
     rows: ndarray, labels: ndarray, folds: ndarray, observed: float, permutations: int, seed: int = SEED
 ) -> float:
-    """p under plain shuffles of the labels of flat rows [n, d]: for data without pairs, where a swap is degenerate."""
+    """P under plain shuffles of the labels of flat rows [n, d]: for data without pairs, where a swap is degenerate."""
     import numpy as np
 
     from strop.core.audit.probe import out_of_fold, score

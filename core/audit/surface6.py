@@ -1,4 +1,4 @@
-"""The six surface features of an answer, Surface6 (method sheet audit-prune, A2). [authors' release]
+"""The six surface features of an answer, Surface6 (method sheet audit-prune, A2) [authors' release].
 
 Each is a function of one string and never sees the question. The lexicon is English; in other languages only word_count
 and avg_token_len say something, and `num_without_lexicon` counts answers for which that is likely.

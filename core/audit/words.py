@@ -23,8 +23,8 @@ def text_sentences(texts: Sequence[str]) -> list[str]:
     said = []
     if (foreign := num_without_lexicon(texts)) > FOREIGN_SHARE * len(texts):
         said.append(
-            f"{foreign} of {len(texts)} answers are not in Latin script: the lexicon of negations and hedges is English "
-            "and does not apply, so that four of the six features say nothing of them"
+            f"{foreign} of {len(texts)} answers are not in Latin script: the lexicon of negations and hedges is "
+            "English and does not apply, so that four of the six features say nothing of them"
         )
     if typographic := num_typographic(texts):
         said.append(f"{typographic} answers have typographic apostrophes, which hide contractions from the lexicon")
@@ -36,7 +36,8 @@ def text_sentences(texts: Sequence[str]) -> list[str]:
 def audit_sentences(audit: dict[str, Any], threshold: float) -> list[str]:
     """The finding of one audit, and what other probes still find."""
     auc, p = audit["auc"], audit["p"]
-    finding = f"audit AUC {auc:.4f} [{audit['low']:.3f}, {audit['high']:.3f}] on {audit.get('pairs', audit.get('rows'))}"
+    size = audit.get("pairs", audit.get("rows"))
+    finding = f"audit AUC {auc:.4f} [{audit['low']:.3f}, {audit['high']:.3f}] on {size}"
     finding += " pairs" if "pairs" in audit else " rows"
     if auc < 0.5:
         finding += ": below one half, which counts as no leak"
