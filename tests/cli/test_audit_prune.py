@@ -1,5 +1,6 @@
 """strop audit-prune as a process: pairs as they came, bad input, what it says it cannot know."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -11,11 +12,11 @@ CSV = Path(__file__).resolve().parents[1] / "data" / "truthfulqa" / "TruthfulQA.
 FAST = ["--permutations", "20", "--evaluations", "20", "--folds", "random:20"]
 
 
-def pairs(count=40):
-    return [
-        {"question": f"q{i}", "correct": f"No, it is {i}" if i % 3 else f"it may be {i}", "incorrect": f"it is {i * i}"}
-        for i in range(count)
-    ]
+def pairs(count=150):
+    with CSV.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))[:count]
+    names = {"question": "Question", "correct": "Best Answer", "incorrect": "Best Incorrect Answer"}
+    return [{name: row[column] for name, column in names.items()} for row in rows]
 
 
 def value(done, name):
