@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "horizon": ("horizon", "Follow the cap on turns that successes ask for."),
     "train": ("train", "Update a model from rollouts with advantages, or from examples."),
     "audit-prune": ("audit_prune", "Audit right/wrong answer pairs for surface leaks, and prune them."),
+    "debate-label": ("debate_label", "Label by debate what an agent can do, and learn skills from disagreement."),
     "report": ("report", "Make a table and a curve of metric records."),
     "doctor": ("doctor", "Say what is here, what each tool would miss, and how to get it."),
 }

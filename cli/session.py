@@ -37,10 +37,14 @@ class Session:
     `warn` and `note` speak on stderr. `set_aside` counts what makes the exit status 1, and so does a `say_no`.
     """
 
-    def __init__(self, tool: str, *, slow: bool, reads_input: bool, files: list[str], values: dict[str, Any]) -> None:
+    def __init__(
+        self, tool: str, *, slow: bool, reads_input: bool, files: list[str], values: dict[str, Any],
+        kind_if_none: str | None = None,
+    ) -> None:  # fmt: skip
         self.tool = tool
         self.files = files or ["-"]
         self.reads_input = reads_input
+        self._kind_if_none = kind_if_none
         self.slow = slow
         self.set_aside = 0
         self.said_no = False
@@ -72,7 +76,7 @@ class Session:
         if self._resume_path is not None:
             if self._output_name != "-":
                 raise UsageError("--resume FILE names the output itself; leave --output out")
-            self.resumed = Resumed(self._resume_path)
+            self.resumed = Resumed(self._resume_path, self._kind_if_none)
             if self.resumed.num_torn_bytes:
                 self.warn(f"cut a torn last line of {self.resumed.num_torn_bytes} bytes off {self._resume_path}")
             self._output = Output(path=self._resume_path, append=True, flush_each=self._flush_each)
@@ -132,7 +136,9 @@ class Session:
             if on_lost is not None:
                 on_lost(line)
 
-        yield from read_records(self.files, sys.stdin.buffer, set_aside if self.keep_going else None)
+        yield from read_records(
+            self.files, sys.stdin.buffer, set_aside if self.keep_going else None, self._kind_if_none
+        )
 
     def wants(self, kind: str) -> bool:
         """Whether records of this kind leave at all: what --only drops need not be held."""
@@ -245,12 +251,12 @@ def _parse_tag(text: str) -> tuple[str, int | float | str]:
 
 
 def tool(
-    *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), slow: bool = False
+    *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), slow: bool = False, kind_if_none: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a Typer command of `function(io, ...)`: adds FILEs (if it `reads`) and the common options.
 
     `slow` tools (models, sandboxes) also get --resume and --dry-run and hand over each record at once. An option of
-    the tool's own takes the place of the common one with its name.
+    the tool's own takes the place of the common one with its name. Records without `kind` are bad, or `kind_if_none`.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,7 +276,9 @@ def tool(
             if shared["show_config"]:
                 _print_config(ctx)
                 return 0
-            session = Session(name, slow=slow, reads_input=bool(reads), files=files, values=shared)
+            session = Session(
+                name, slow=slow, reads_input=bool(reads), files=files, values=shared, kind_if_none=kind_if_none
+            )
             with session:
                 function(session, **values)
             return EXIT_SET_ASIDE if session.set_aside or session.said_no else 0

@@ -60,6 +60,10 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "calibrate": (Need("model", "--model, which makes the attempts itself"), Need("vllm", "--engine vllm")),
     "train": (Need("model", "training", always=True),),
     "audit-prune": (Need("audit", "the probe", always=True), Need("plot", "--report")),
+    "debate-label": (
+        Need("model", "--model as a role (programs and recorded replies do without)"),
+        Need("vllm", "--engine vllm"),
+    ),
     "report": (Need("plot", "--plot"),),
 }
 

@@ -192,8 +192,48 @@ class HorizonStep(Struct, kw_only=True, omit_defaults=True):
     rollouts: int = 0
 
 
+class Example(Struct, kw_only=True, omit_defaults=True):
+    """A request and an agent that might serve it. `y_raw` and `y_human` (0, 1, 2) never reach a prompt."""
+
+    id: str
+    query: str
+    agent: dict[str, Any]
+    y_raw: int | None = None
+    y_human: int | None = None
+    split: str | None = None
+
+
+class Label(Struct, kw_only=True):
+    """What a debate found of an example: the raw verdict 0, 1, 2 (None: none could be read) and the whole trace."""
+
+    id: str
+    query: str
+    agent: dict[str, Any]
+    trace: dict[str, Any] = {}
+    verdict: int | None = None
+    priority: float | None = None
+    reward: dict[str, Any] | None = None
+    split: str | None = None
+    y_raw: int | None = None
+    error: str | None = None
+
+
+class Skill(Struct, kw_only=True):
+    """A principle of judging what an agent can do; `origin` is seed, added or refined."""
+
+    id: str
+    title: str
+    principle: str
+    when_to_apply: str = ""
+    tags: list[str] = []
+    origin: str = "added"
+    version: int = 1
+    support_count: int = 0
+
+
 VIEWS: dict[str, type[Struct]] = {
     "task": Task, "rollout": Rollout, "metric": Metric, "checkpoint": CheckpointInfo, "horizon": HorizonStep,
+    "example": Example, "label": Label, "skill": Skill,
 }  # fmt: skip
 
 
@@ -214,8 +254,11 @@ class Record:
         self._line = line
 
     @classmethod
-    def parse(cls, line: str, where: Where) -> Record:
-        """The record on `line` (with or without its line end). Raises DataError."""
+    def parse(cls, line: str, where: Where, kind_if_none: str | None = None) -> Record:
+        """The record on `line` (with or without its line end); one without `kind` is bad, or of `kind_if_none`.
+
+        Raises DataError.
+        """
         try:
             fields = _fields.decode(line)
         except msgspec.ValidationError as error:
@@ -223,6 +266,8 @@ class Record:
         except msgspec.DecodeError as error:
             raise DataError(_explain(line, error), where=where) from None
         kind = fields.get("kind")
+        if kind is None and kind_if_none is not None:
+            return cls(kind_if_none, fields, where, line)
         if kind is None:
             raise DataError('missing; every record names its kind, e.g. "kind": "rollout"', where=where, field="kind")
         try:

@@ -23,26 +23,29 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def read_records(
-    sources: Iterable[str], stdin: IO[bytes], on_bad: Callable[[DataError, bytes], None] | None = None
-) -> Iterator[Record]:
-    """The records of the files in order ("-" is `stdin`).
+    sources: Iterable[str], stdin: IO[bytes], on_bad: Callable[[DataError, bytes], None] | None = None,
+    kind_if_none: str | None = None,
+) -> Iterator[Record]:  # fmt: skip
+    """The records of the files in order ("-" is `stdin`); those without `kind` are bad, or of `kind_if_none`.
 
     A bad line raises DataError; with `on_bad` it is handed over instead, with its bytes, and reading goes on.
     Raises InputMissing for a file that cannot be opened.
     """
     for source in sources:
         if source == "-":
-            yield from _read_one(stdin, source, on_bad)
+            yield from _read_one(stdin, source, on_bad, kind_if_none)
             continue
         try:
             file = Path(source).open("rb", buffering=BLOCK_BYTES)  # noqa: SIM115
         except OSError as error:
             raise InputMissing(f"{source}: {error.strerror}") from None
         with file:
-            yield from _read_one(file, source, on_bad)
+            yield from _read_one(file, source, on_bad, kind_if_none)
 
 
-def _read_one(file: IO[bytes], source: str, on_bad: Callable[[DataError, bytes], None] | None) -> Iterator[Record]:
+def _read_one(
+    file: IO[bytes], source: str, on_bad: Callable[[DataError, bytes], None] | None, kind_if_none: str | None = None
+) -> Iterator[Record]:
     # Imported here and in Output: jsonlines costs 30 ms of start-up, which --help and a usage error need not pay.
     import jsonlines
 
@@ -57,7 +60,7 @@ def _read_one(file: IO[bytes], source: str, on_bad: Callable[[DataError, bytes],
                 yield line
 
     def loads(line: str | bytes) -> Record:
-        return Record.parse(line if isinstance(line, str) else line.decode(), Where(source, current[0]))
+        return Record.parse(line if isinstance(line, str) else line.decode(), Where(source, current[0]), kind_if_none)
 
     reader = jsonlines.Reader(lines(), loads=loads)
     while True:
@@ -233,7 +236,7 @@ class Resumed:
     and counted, so that equal lines are not merged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind_if_none: str | None = None) -> None:
         self.path = path
         self.ids: set[tuple[str, str]] = set()
         self.num_torn_bytes = 0
@@ -241,7 +244,7 @@ class Resumed:
         if path.exists():
             self._cut_torn_line()
             with path.open("rb") as file:
-                for record in _read_one(file, str(path), None):
+                for record in _read_one(file, str(path), None, kind_if_none):
                     self._lines[_digest(record)] += 1
                     name = record.get("id")
                     if isinstance(name, str):

@@ -42,18 +42,19 @@ FAREWELL_S = 0.5
 class Program:
     """One running program. `ask` is called by one thread at a time, `kill` and `close` by any."""
 
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        """Starts it. Raises Unavailable where there is no such program."""
+    def __init__(self, arguments: tuple[str, ...], purpose: str = "env command") -> None:
+        """Starts it. Raises Unavailable where there is no such program. `purpose` opens the words of every error."""
         self.arguments = arguments
+        self._purpose = purpose
         if shutil.which(arguments[0]) is None:
-            raise Unavailable(f"env command: no such program, or not executable: {arguments[0]!r}")
+            raise Unavailable(f"{purpose}: no such program, or not executable: {arguments[0]!r}")
         try:
             self._process = subprocess.Popen(
                 arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True, bufsize=0,
             )  # fmt: skip
         except OSError as error:
-            raise Unavailable(f"env command: cannot start {arguments[0]!r}: {error.strerror}") from None
+            raise Unavailable(f"{purpose}: cannot start {arguments[0]!r}: {error.strerror}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -190,7 +191,7 @@ class Program:
     def _lost(self, op: str, what: str) -> SandboxLost:
         lines = self._told.decode("utf-8", "replace").strip().splitlines()[-TOLD_LINES:]
         said = f"; on stderr: {' | '.join(lines)}" if lines else ""
-        return SandboxLost(f"env command: {self.arguments[0]!r}, asked to {op}, {what}{said}")
+        return SandboxLost(f"{self._purpose}: {self.arguments[0]!r}, asked to {op}, {what}{said}")
 
 
 class Programs:

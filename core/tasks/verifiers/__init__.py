@@ -2,7 +2,7 @@
 
 A task names its verifier: `"verifier": {"name": "number", ...options}`; what is expected stands in `reference`. Each
 verifier is one module here, and its docstring says what it accepts. All reward 1 or 0, but `reasoning-gym` (its own
-score in [0, 1]) and `command` (what the program says).
+score in [0, 1]), `command` (what the program says) and `debate` (in [0, 1.2]).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ VERIFIERS = {
     "command": ("command", "CommandVerifier"),
     "tests": ("tests", "TestsVerifier"),
     "env": ("env", "EnvVerifier"),
+    "debate": ("debate", "DebateVerifier"),
 }
 
 

@@ -23,9 +23,9 @@ SHOWN_CHARS = 200
 class Verdict:
     """What a verifier found of one response.
 
-    `reward` is in [0, 1] for all verifiers but `command`, whose program decides. `error` says that the verifier or the
-    machine failed, and not the policy: such an attempt has no reward at all, whatever the other fields hold.
-    `assertions` are the tests of a report, where there is one.
+    `reward` is in [0, 1] for all verifiers but `command`, whose program decides, and `debate`, up to 1.2. `error`
+    says that the verifier or the machine failed, and not the policy: such an attempt has no reward at all, whatever the
+    other fields hold. `assertions` are the tests of a report, where there is one.
     """
 
     reward: float
