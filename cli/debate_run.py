@@ -210,12 +210,12 @@ class Run:
         self._num_exported += 1
         for kind in self.exports:
             if kind == "sft":
-                made = sft_record(label, self._prompts, shown, self.trace)
+                made = sft_record(label, self._prompts, shown, self.trace, self._grading.sections)
             else:
                 gold = self._gold(label)
                 made = grpo_task(
                     label, label.verdict if gold is None else gold, self._prompts, shown, self.trace,  # type: ignore[arg-type]
-                    self._grading.compare, self._grading.uncited,
+                    self._grading.compare, self._grading.uncited, self._grading.sections,
                 )  # fmt: skip
             self._io.emit(made, self._provenance | {"trace": self.trace})
 

@@ -30,6 +30,11 @@ def is_training(label: Label) -> bool:
     return whole and label.split in (None, TRAIN)
 
 
+def asked_sections(trace: str, sections: Sequence[str]) -> list[str]:
+    """The sections that a student is asked for: those of the trace, as far as traces must have them at all."""
+    return [name for name in TRACES[trace] if name in sections]
+
+
 def router_prompt(
     label: Label, prompts: Prompts, skills: Sequence[Skill], sections: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -47,22 +52,25 @@ def trace_response(label: Label, trace: str) -> str:
     return "\n".join(f"## {name.capitalize()}\n{found[name]}" for name in TRACES[trace] if found.get(name))
 
 
-def sft_record(label: Label, prompts: Prompts, skills: Sequence[Skill], trace: str) -> Record:
+def sft_record(
+    label: Label, prompts: Prompts, skills: Sequence[Skill], trace: str, sections: Sequence[str] = SECTIONS
+) -> Record:
     """The example for `train --loss sft`."""
-    prompt = router_prompt(label, prompts, skills, TRACES[trace])
+    prompt = router_prompt(label, prompts, skills, asked_sections(trace, sections))
     values = {"id": f"{label.id}/{trace}", "prompt": prompt, "response": trace_response(label, trace)}
     return Record.make("sft", values)
 
 
 def grpo_task(
-    label: Label, gold: int, prompts: Prompts, skills: Sequence[Skill], trace: str, compare: str, uncited: int
-) -> Record:
+    label: Label, gold: int, prompts: Prompts, skills: Sequence[Skill], trace: str, compare: str, uncited: int,
+    sections: Sequence[str] = SECTIONS,
+) -> Record:  # fmt: skip
     """The task for `rollout -n 8 | advantage --grpo | train`; `gold` is the raw label to be found."""
     verifier = {
-        "name": "debate", "retrieved": [skill.id for skill in skills], "sections": list(TRACES[trace]),
+        "name": "debate", "retrieved": [skill.id for skill in skills], "sections": asked_sections(trace, sections),
         "compare": compare, "uncited": uncited,
     }  # fmt: skip
-    prompt = router_prompt(label, prompts, skills, TRACES[trace])
+    prompt = router_prompt(label, prompts, skills, asked_sections(trace, sections))
     task = Task(
         id=f"{label.id}/{trace}", prompt=prompt, verifier=verifier, reference=gold, sampling={"max_tokens": MOST_TOKENS}
     )

@@ -11,6 +11,7 @@ from strop.core.debate.buffer import Entry, Thresholds, pattern_of, priority
 from strop.core.debate.retrieval import folded, tokens, words_of
 from strop.core.debate.reward import trace_reward
 from strop.core.debate.rounds import Case
+from strop.core.debate.skills import SEEDS, skill_text
 from strop.core.debate.verdict import (
     SECTIONS,
     Reading,
@@ -26,6 +27,7 @@ from strop.core.records import Label
 
 TITLES = {name: name.capitalize() for name in SECTIONS}
 MOST_TERMS = 24
+SEED_WORDS = frozenset(token for skill in SEEDS for token in tokens(skill_text(skill)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,13 @@ def entry_of(label: Label, thresholds: Thresholds) -> Entry | None:
         return None
     query = blake2b(normal_query(label.query).encode("utf-8", "replace"), digest_size=8).hexdigest()
     agent = set(tokens("\n".join(words_of(label.agent))))
-    shared = sorted({word for word in tokens(label.query) if word in agent and len(word) > 1 and not word.isdigit()})
+    shared = sorted({word for word in tokens(label.query) if word in agent and _says_something(word)})
     return Entry(label.id, str(label.trace["pattern"]), label.priority, query, shared[:MOST_TERMS])
+
+
+def _says_something(word: str) -> bool:
+    """Words of the seeds and short ones (but pairs of CJK characters) tell nothing of a subject [inferred]."""
+    return not word.isdigit() and word not in SEED_WORDS and (len(word) > 3 or not word.isascii())
 
 
 def failed_label(case: Case, variant: str) -> Label:

@@ -102,7 +102,7 @@ class ReplayRole:
             raise UsageError("--role replay: names no file")
         self.name = f"replay:{file}"
         self._file = file
-        self._store = Store(read_records([file], sys.stdin.buffer))
+        self._store = Store(read_records([file], sys.stdin.buffer, None, "example"))
 
     def ask(self, questions: Sequence[Question]) -> list[Reply]:
         """What is recorded; a question without a reply gives a bad one."""

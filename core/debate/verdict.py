@@ -77,9 +77,10 @@ def read_sections(text: str) -> dict[str, str]:
     """The text below each "## NAME" heading by lower-case name; rounds of a name are joined."""
     matches = list(HEADING.finditer(text))
     found: dict[str, str] = {}
-    for match, after in zip(matches, [*matches[1:], None], strict=True):
+    ends = [match.start() for match in matches[1:]] + [len(text)]
+    for match, end in zip(matches, ends if matches else [], strict=True):
         name = match.group(1).lower()
-        body = text[match.end() : after.start() if after else len(text)].strip()
+        body = text[match.end() : end].strip()
         found[name] = f"{found[name]}\n{body}".strip() if name in found else body
     return found
 

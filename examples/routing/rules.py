@@ -10,9 +10,8 @@ import json
 import re
 import sys
 
-# From here on a tool is taken to be about the request, an agent to be of its subject.
-TOOL_NEAR, TOPIC_NEAR = 0.20, 0.12
-WARNED = 0.05
+# From here on a tool is taken to do what is asked, an agent to be of its subject; WARNED is added after a warning.
+TOOL_NEAR, TOPIC_NEAR, WARNED = 0.5, 0.08, 0.17
 COMMON = frozenset(
     re.findall(
         r"[a-z]+",
@@ -29,15 +28,17 @@ def words(text: str) -> set[str]:
     return {word[:5] for word in found if word not in COMMON and len(word) > 2}
 
 
-def near(request: set[str], text: set[str]) -> float:
-    """The share of the request's words that a text has."""
-    return len(request & text) / len(request) if request else 0.0
+def near(of: set[str], within: set[str]) -> float:
+    """The share of some words that others hold."""
+    return len(of & within) / len(of) if of else 0.0
 
 
 def best_tool(request: set[str], agent: dict) -> tuple[str, float]:
-    """The tool nearest to the request."""
-    tools = agent.get("tools") or []
-    scored = [(near(request, words(f"{one['name']} {one['description']}")), one["name"]) for one in tools]
+    """The tool whose name and description the request has most of; the name counts for three quarters."""
+    scored = [
+        (0.75 * near(words(one["name"]), request) + 0.25 * near(words(one["description"]), request), one["name"])
+        for one in agent["tools"]
+    ]
     score, name = max(scored, default=(0.0, "none"))
     return name, score
 
@@ -55,15 +56,19 @@ def speak(asked: dict) -> str:
     needed = TOOL_NEAR + (WARNED if warned else 0)
     if asked["role"] == "support":
         vote = 2 if topic >= TOPIC_NEAR else 0
-        return f"Its profile has {topic:.2f} of the request's words.{cite}\nVote: {vote}"
+        return f"The profile has {topic:.2f} of the request.\nVote: {vote}"
     if asked["role"] == "objection":
         vote = 2 if score >= needed else 1 if topic >= TOPIC_NEAR else 0
-        return f"The nearest tool, {tool}, has {score:.2f} of them.{cite}\nVote: {vote}"
+        return f"The nearest tool, {tool}, is at {score:.2f}.\nVote: {vote}"
+    if asked["role"] == "router":
+        verdict = 2 if (topic + score) / 2 >= TOOL_NEAR / 2 else 1 if topic >= TOPIC_NEAR else 0
+        reason = f"Profile and nearest tool, {tool}, are at {(topic + score) / 2:.2f}.{cite}"
+        return f"## Judgement\n{reason}\n## Verdict\nVerdict: {verdict}"
     if asked["role"] == "guidance":
-        return f"Name the tool that does it; {tool} is the nearest."
+        return f"Does {tool} do it?"
     verdict = 2 if score >= needed else 1 if topic >= TOPIC_NEAR else 0
     gap = {2: "none", 1: "tools", 0: "topic"}[verdict]
-    return f"{tool} is the nearest tool, with {score:.2f} of the request.{cite}\nGap: {gap}\nVerdict: {verdict}"
+    return f"{tool} is at {score:.2f}.{cite}\nGap: {gap}\nVerdict: {verdict}"
 
 
 def main() -> None:
