@@ -120,14 +120,23 @@ class Run:
         """So many examples, and what stood between them."""
         batch: list[tuple[Record, Example | None]] = []
         number = 0
-        for record in self._io.records():
+        records = self._io.records()
+        while True:
+            try:
+                record = next(records)
+            except StopIteration:
+                break
+            except DataError:
+                # A line that cannot be read ends the run; what came before it is finished first.
+                if batch:
+                    yield batch
+                raise
             example = None
             if record.kind == "example":
                 try:
                     example = self._intake.read(record)
                 except DataError as error:
                     if batch and not self._io.keep_going:
-                        # What came before it is finished first.
                         yield batch
                         batch, number = [], 0
                     self._io.reject(error, record)

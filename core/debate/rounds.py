@@ -65,6 +65,8 @@ class Case:
 
     def hear(self, question: Question, reply: Reply) -> None:
         """Takes a reply down; a failure ends the case."""
+        if self.error is not None:
+            return
         if reply.error is not None:
             self.error, self.is_bad = reply.error, reply.is_bad
         else:
