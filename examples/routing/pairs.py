@@ -1,6 +1,6 @@
 """Makes pairs of a request and an agent out of BFCL's multi-turn conversations (package bfcl-eval, Apache-2.0).
 
-    python pairs.py SEED TRAIN TEST OUT    requests for training and for the test; writes OUT/train.jsonl, OUT/test.jsonl
+    python pairs.py SEED TRAIN TEST OUT    so many requests each; writes OUT/train.jsonl and OUT/test.jsonl
 
 A request is what a user says in one turn whose reference calls are all of one API. It comes with three agents: one with
 the functions that the calls need (raw label 2), one of the same API without any of them (1), one of an API that the

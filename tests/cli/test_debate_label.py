@@ -1,4 +1,4 @@
-"""`strop debate-label` as a user runs it: roles as programs, recorded replies and a real small model; what can go wrong."""
+"""`strop debate-label` as a user runs it: roles of all kinds, and what can go wrong."""
 
 import json
 import sys
@@ -146,7 +146,7 @@ def test_measures_by_human_labels_and_what_they_label_is_not_exported(label, rul
     assert [one["id"] for one in of(done, "sft")] == ["c/full", "d/full", "e/full"]
 
 
-def test_exports_go_on_through_rollout_with_the_reward(label, rules, run_strop, tiny_model, tmp_path):
+def test_exports_go_on_through_rollout_with_the_reward(label, rules, run_strop, smol, tmp_path):
     done = label("--role", rules, "--export", "grpo", "--export", "sft", "--trace", "reasoning")
     tasks = of(done, "task")
     response = of(done, "sft")[0]["response"]
@@ -158,7 +158,7 @@ def test_exports_go_on_through_rollout_with_the_reward(label, rules, run_strop, 
     script.write_text("".join(
         json.dumps({"task": tasks[0]["id"], "sample": i, "messages": [text]}) + "\n" for i, text in enumerate(said)
     ))  # fmt: skip
-    command = ["rollout", "--model", tiny_model, "--engine", f"script:{script}", "-n", 3, "--max-context", 100000]
+    command = ["rollout", "--model", smol, "--engine", f"script:{script}", "-n", 3]
     rollouts = [r for r in run_strop(command, tasks[:1], env=ENV).records if r["kind"] == "rollout"]
     assert [one["reward"] for one in rollouts] == [1.0, 1.2, 0.0]
     assert [one["success"] for one in rollouts] == [True, True, False]
@@ -221,9 +221,10 @@ def test_a_real_model_speaks_in_all_roles(label, smol):
 def test_an_empty_reply_is_no_verdict_and_is_asked_for_again(label, program):
     silent = program('print(json.dumps({"text": ""}), flush=True)')
     (found,) = of(label("--role", silent, "--rechecks", 2, examples=EXAMPLES[:1]), "label")
-    assert (found["verdict"], found["trace"]["fault"], found["trace"]["valid_sections"]) == (None, "an empty reply", False)
+    assert (found["verdict"], found["trace"]["fault"]) == (None, "an empty reply")
+    assert found["trace"]["valid_sections"] is False
     assert [one["attempt"] for one in found["trace"]["replies"] if one["role"] == "verdict"] == [0, 1, 2]
-    assert "error" not in found or found["error"] is None
+    assert found["error"] is None
 
 
 def test_a_verdict_out_of_range_is_none_and_says_so(label, program):

@@ -21,7 +21,8 @@ from strop.core.debate.verdict import (
     read_vote,
 )
 
-TRACE = "## Support\nIt can. [skill:a]\n## Objection\nNo API. [skill:b]\n## Judgement\nGap: tools\n## Verdict\nVerdict: 1"
+TRACE = "## Support\nIt can. [skill:a]\n"
+TRACE += "## Objection\nNo API. [skill:b]\n## Judgement\nGap: tools\n## Verdict\nVerdict: 1"
 
 # --- retrieval (equation 2)
 
@@ -91,7 +92,7 @@ def test_a_section_with_nothing_below_it_is_missing():
     assert not has_sections(TRACE.replace("Verdict: 1", "Verdict: 7"), everything)
 
 
-# --- reward (B4)
+# --- the reward, B4
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_a_bank_without_seeds_gets_ours():
     assert skill_text(added).startswith(added.title)
 
 
-# --- measures (B6)
+# --- the measures, B6
 
 
 def test_the_measures_by_hand():
