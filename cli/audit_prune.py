@@ -60,7 +60,7 @@ def command(
     label_field: opt.LabelField = None,
     positive: opt.Positive = None,
 ) -> None:
-    """Audit right/wrong answer pairs for surface leaks, and prune them.
+    """Audit right/wrong answer pairs for surface leaks; prune them.
 
     A probe that never sees the question reads six counts of each answer (length, negations, token length, repetition,
     a leading negation, hedges). If its AUC under cross-validation is above one half, style gives answers away. The

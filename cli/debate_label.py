@@ -69,7 +69,7 @@ def command(
     max_context: models.MaxContext = None,
     offline: models.Offline = False,
 ) -> None:
-    """Label by debate what an agent can do, and learn skills from disagreement.
+    """Label by debate what an agent can do; learn skills from it.
 
     Each example, a request and an agent, is debated: with the skills that fit it one role supports the agent, one
     objects, a judge guides both from round to round and gives the verdict: 2, the agent can do it; 1, on topic, but it

@@ -25,8 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "advantage": ("advantage", "Give credit: an advantage for each rollout or step of a group."),
     "horizon": ("horizon", "Follow the cap on turns that successes ask for."),
     "train": ("train", "Update a model from rollouts with advantages, or from examples."),
-    "audit-prune": ("audit_prune", "Audit right/wrong answer pairs for surface leaks, and prune them."),
-    "debate-label": ("debate_label", "Label by debate what an agent can do, and learn skills from disagreement."),
+    "audit-prune": ("audit_prune", "Audit right/wrong answer pairs for surface leaks; prune them."),
+    "debate-label": ("debate_label", "Label by debate what an agent can do; learn skills from it."),
     "report": ("report", "Make a table and a curve of metric records."),
     "doctor": ("doctor", "Say what is here, what each tool would miss, and how to get it."),
 }

@@ -66,8 +66,9 @@ def installed(built, tmp_path_factory) -> Path:
 
 
 def tree() -> set[str]:
-    """The modules of the three rooms, as a wheel should name them."""
-    names = {f"strop/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    """The modules of the three rooms and the texts beside them, as a wheel should name them."""
+    kinds = ("*.py", "*.txt")
+    names = {f"strop/{path.relative_to(ROOT)}" for room in ROOMS for kind in kinds for path in (ROOT / room).rglob(kind)}
     return names | {"strop/__init__.py", "strop/__main__.py", "strop/py.typed"}
 
 
