@@ -67,8 +67,8 @@ def installed(built, tmp_path_factory) -> Path:
 
 def tree() -> set[str]:
     """The modules of the three rooms and the texts beside them, as a wheel should name them."""
-    kinds = ("*.py", "*.txt")
-    names = {f"strop/{path.relative_to(ROOT)}" for room in ROOMS for kind in kinds for path in (ROOT / room).rglob(kind)}
+    paths = [path for room in ROOMS for kind in ("*.py", "*.txt") for path in (ROOT / room).rglob(kind)]
+    names = {f"strop/{path.relative_to(ROOT)}" for path in paths}
     return names | {"strop/__init__.py", "strop/__main__.py", "strop/py.typed"}
 
 
