@@ -60,9 +60,10 @@ def container_that_runs(engine, process, program):
     while time.monotonic() < limit:
         for one in owned(engine, process):
             if one["State"] == "running":
-                told = json.dumps(engine.api.top(one["Id"]))
-                if f'"{program}"' in told:
-                    return one["Id"]
+                # One that has just done its work may be gone by now.
+                with contextlib.suppress(OSError):
+                    if f'"{program}"' in json.dumps(engine.api.top(one["Id"])):
+                        return one["Id"]
         time.sleep(0.1)
     process.kill()
     pytest.fail(f"{program} does not run: {process.stderr.read()}")
