@@ -169,11 +169,11 @@ class AttemptMaker:
         if error is None and attempt.episode.stop == CANCELLED:
             error = "cancelled: enough others of its group had finished"
         fields: dict[str, Any] = self._identity(attempt)
-        if attempt.episode.stop == CANCELLED:
-            fields["stop"] = CANCELLED
         if error is None or attempt.episode.num_sampled:
             # What was done before the machine failed is kept, too.
             fields |= attempt.episode.trajectory(response)
+        if attempt.episode.stop == CANCELLED:
+            fields["stop"] = CANCELLED
         if error is None and verdict is not None:
             error = verdict.error
         if error is not None:

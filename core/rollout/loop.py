@@ -159,6 +159,10 @@ class RolloutLoop:
             attempt, slot = self._attempts.pop(completion.key)
             completion = _checked(completion)
             work = attempt.episode.advance(completion) if completion.error is None else None
+            if work is not None and self._is_over(attempt):
+                # Its turn had ended before it could be cancelled.
+                attempt.episode.cancel()
+                work = None
             if work is not None:
                 self._act(attempt, work, completion, slot)
             else:
@@ -206,6 +210,10 @@ class RolloutLoop:
             if other.group == group:
                 # What it is doing comes to its end, and then it is not gone on with.
                 other.episode.cancel()
+
+    def _is_over(self, attempt: Attempt) -> bool:
+        """Whether enough of its group have finished."""
+        return bool(self._first) and self._num_finished.get(attempt.group, 0) >= self._first
 
     def _judge(self, attempt: Attempt, completion: Completion, response: str) -> Record:
         if completion.error is not None or attempt.episode.stop == CANCELLED:

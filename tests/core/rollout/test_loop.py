@@ -356,3 +356,54 @@ def test_an_episode_goes_on_while_another_is_still_being_sampled():
     assert engine.turns == 2
     # A turn that drew the numbers of the turn before would be no sample of its own.
     assert seeds[0] == seeds[1] != seeds[2]
+
+
+class TwoTurns(Echo):
+    """As Echo, and may be cancelled in between."""
+
+    was_cancelled = False
+
+    @property
+    def stop(self):
+        return "cancelled" if self.was_cancelled else super().stop
+
+    def cancel(self):
+        self.was_cancelled = True
+
+
+def test_a_turn_that_ended_before_it_could_be_cancelled_is_the_last():
+    """An engine that has answered has nothing to cancel; the next turn must not begin all the same."""
+
+    class Late(ScriptedEngine):
+        """Answers the first sample, and the other one once that is to be cancelled."""
+
+        unwanted = ()
+
+        def cancel(self, key):
+            self.unwanted = (*self.unwanted, key)
+
+        def collect(self, patience_s=None):
+            ready = [one for one in self.queue if one.row == 0 or one.key in self.unwanted]
+            if not ready:
+                time.sleep(0.005)
+                return []
+            self.queue.remove(ready[0])
+            return [self.answer(ready[0])]
+
+    class Rooms:
+        def __init__(self):
+            self.made = []
+
+        def episode(self, record, task, seed, tokenizer, context):
+            kind = TwoTurns if self.made else AnswerEpisode
+            self.made.append(kind(tokenizer.encode_prompt(task.prompt)))
+            return self.made[-1]
+
+    rooms = Rooms()
+    engine = Late(random.Random(0))
+    maker = AttemptMaker(engine, Letters(), seed=1, choice=SamplingChoice(), rooms=rooms)
+    loop = RolloutLoop(engine, maker, judge, concurrency=4, first=1, on_bad=None)
+    _, first, second = (given.record for given in loop.run(work([task(0, env="echo")], 2)))
+    assert first.get("reward") is not None
+    assert (second.get("stop"), second.get("reward")) == ("cancelled", None)
+    assert rooms.made[1].asked == 1
