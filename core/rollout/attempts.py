@@ -105,8 +105,8 @@ class Tally:
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     first_error: str | None = None
-    cancelled: Lengths = field(default_factory=lambda: Lengths())
-    finished: Lengths = field(default_factory=lambda: Lengths())
+    cancelled: Lengths = field(default_factory=Lengths)
+    finished: Lengths = field(default_factory=Lengths)
     stops: dict[str, int] = field(default_factory=dict)
 
 
@@ -186,7 +186,7 @@ class AttemptMaker:
             fields |= {"reward": verdict.reward, "success": verdict.success}
             fields |= {"assertions": verdict.assertions} if verdict.assertions is not None else {}
             fields |= {"verdict": verdict.details} if verdict.details else {}
-        self._count(attempt, completion, verdict, error)
+        self._count(attempt, verdict, error)
         return Record.make("rollout", fields)
 
     def _identity(self, attempt: Attempt) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class AttemptMaker:
             "sampling": attempt.sampling,
         }
 
-    def _count(self, attempt: Attempt, completion: Completion, verdict: Verdict | None, error: str | None) -> None:
+    def _count(self, attempt: Attempt, verdict: Verdict | None, error: str | None) -> None:
         tally = self.tally
         tally.rollouts += 1
         tally.prompt_tokens += len(attempt.episode.prompt_ids)

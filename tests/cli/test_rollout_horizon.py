@@ -61,9 +61,6 @@ def test_each_run_is_a_step_and_the_next_goes_on_from_it(attempt, tmp_path):
 
 
 def test_steps_within_a_run(attempt, tmp_path):
-    tasks = [task(f"t{i}", i) for i in (1, 2, 1, 2)]
-    for i, one in enumerate(tasks):
-        one["id"] += "" if i < 2 else "again"
     known = [task("t1", 1), task("t2", 2)]
     _, steps, _ = attempt(known, *options(tmp_path), "-n", "3", "--horizon-every", "2", "--concurrency", "1")
     assert [step["step"] for step in steps] == [1, 2, 3]
