@@ -15,6 +15,7 @@ from strop.core.audit.leaks import KINDS
 from strop.core.audit.pairs import (
     FieldNames,
     Input,
+    PairFields,
     check_pairs,
     check_rows,
     field_names,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from strop.core.audit.search import Found
 
 
-@tool(reads=("example",), writes=("example", "metric"))
+@tool(reads=("example",), writes=("example", "metric"), views={"example": PairFields})
 def command(
     io: Session,
     audit_only: opt.AuditOnly = False,

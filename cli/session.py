@@ -12,7 +12,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -251,12 +251,14 @@ def _parse_tag(text: str) -> tuple[str, int | float | str]:
 
 
 def tool(
-    *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), slow: bool = False, kind_if_none: str | None = None
+    *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), slow: bool = False, kind_if_none: str | None = None,
+    views: Mapping[str, type[msgspec.Struct]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a Typer command of `function(io, ...)`: adds FILEs (if it `reads`) and the common options.
 
     `slow` tools (models, sandboxes) also get --resume and --dry-run and hand over each record at once. An option of
     the tool's own takes the place of the common one with its name. Records without `kind` are bad, or `kind_if_none`.
+    `views` are for --schema, where a kind means something else to this tool than in VIEWS.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,7 +273,7 @@ def tool(
             shared = {key: values.pop(key) for key in common}
             files = values.pop("files", [])
             if shared["schema"]:
-                _print_schema(reads, writes)
+                _print_schema(reads, writes, {**VIEWS, **(views or {})})
                 return 0
             if shared["show_config"]:
                 _print_config(ctx)
@@ -298,11 +300,13 @@ def tool(
     return wrap
 
 
-def _print_schema(reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
-    roles = {"reads": [k for k in reads if k in VIEWS], "writes": [k for k in writes if k in VIEWS]}
+def _print_schema(
+    reads: tuple[str, ...], writes: tuple[str, ...], views: Mapping[str, type[msgspec.Struct]]
+) -> None:
+    roles = {"reads": [k for k in reads if k in views], "writes": [k for k in writes if k in views]}
     kinds = list(dict.fromkeys(kind for some in roles.values() for kind in some))
     # One set of definitions for all, since a reference is looked up from the root of the document.
-    references, definitions = msgspec.json.schema_components([VIEWS[kind] for kind in kinds])
+    references, definitions = msgspec.json.schema_components([views[kind] for kind in kinds])
     schema = dict(zip(kinds, references, strict=True))
     document = {role: {kind: schema[kind] for kind in some} for role, some in roles.items()}
     _print(msgspec.json.format(msgspec.json.encode({**document, "$defs": definitions}), indent=2).decode())

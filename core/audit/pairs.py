@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from msgspec import Struct
+
 from strop.core.audit.table import read_rows
 from strop.core.errors import DataError, UsageError
 from strop.core.records import Record
@@ -57,6 +59,17 @@ class Row:
     label: bool
     group: str | None
     record: Record
+
+
+class PairFields(Struct, kw_only=True, omit_defaults=True):
+    """What --schema says of an input: a pair, or a flat row, under the usual names."""
+
+    question: str | None = None
+    correct: str | None = None
+    incorrect: str | None = None
+    group: str | None = None
+    text: str | None = None
+    label: bool | int | str | None = None
 
 
 @dataclass(slots=True)

@@ -88,3 +88,10 @@ def test_a_bad_line_can_be_set_aside(run_strop, tmp_path):
     assert done.status == 1
     assert value(done, "audit_auc") > 0
     assert '"line":11' in rejects.read_text()
+
+
+def test_the_schema_is_of_pairs_and_not_of_another_tools_examples(run_strop):
+    fields = json.loads(run_strop(["audit-prune", "--schema"]).stdout)["$defs"]["PairFields"]["properties"]
+    assert {"question", "correct", "incorrect", "text", "label"} <= set(fields)
+    other = json.loads(run_strop(["debate-label", "--schema"]).stdout)["$defs"]["Example"]["properties"]
+    assert {"id", "query", "agent"} <= set(other)
