@@ -85,27 +85,13 @@ def _json_lines(lines: Lines, on_bad: OnBad | None) -> Iterator[Item]:
             text = next(lines)
             if not text.strip():
                 continue
-            yield parse_example(text, Where(lines.source, lines.number)), None, None
+            yield Record.parse(text, Where(lines.source, lines.number), "example"), None, None
         except StopIteration:
             return
         except DataError as error:
             if on_bad is None:
                 raise
             on_bad(error, lines.taken)
-
-
-def parse_example(text: str, where: Where) -> Record:
-    """The record on a line; one that names no kind is an example and is written back as it came."""
-    try:
-        return Record.parse(text, where)
-    except DataError as error:
-        if error.field != "kind" or not error.message.startswith("missing"):
-            raise
-    # The same line with a kind, for its fields; the line itself is what leaves.
-    body = text.lstrip()[1:]
-    comma = "" if body.lstrip().startswith("}") else ","
-    fields = Record.parse('{"kind":"example"' + comma + body, where).fields
-    return Record("example", fields, where, text)
 
 
 def _csv_rows(lines: Lines, on_bad: OnBad | None) -> Iterator[Item]:
