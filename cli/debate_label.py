@@ -123,14 +123,15 @@ def command(
     from strop.core.debate.export import EXPORTS, TRACES
     from strop.core.debate.intake import Humans, read_sections_option
     from strop.core.debate.labels import Grading
-    from strop.core.debate.prompts import Prompts, copy_templates
+    from strop.core.debate.prompts import FIELDS, FOLDER, Prompts
+    from strop.core.templates import copy_templates
     from strop.core.debate.retrieval import BAGS
     from strop.core.debate.reward import COMPARISONS
     from strop.core.debate.rounds import Rules
     from strop.core.debate.verdict import SECTIONS
 
     if copy_prompts is not None:
-        for path in copy_templates(copy_prompts):
+        for path in copy_templates(FOLDER, FIELDS, copy_prompts):
             io.note(f"wrote {path}")
         return
     if no_debate and no_judge:

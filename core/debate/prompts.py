@@ -1,20 +1,17 @@
-"""The prompts: templates in text files, which a user can copy, edit and name with --prompts.
+"""The prompts of a debate (core/templates.py says what a template is).
 
-A template is text with fields in braces, {query}; a brace itself is written twice. Each field is replaced once by what
-it names, and braces that come in with a request or a reply stay as they are. No template can name a gold label: there
-is no field for one [paper]. The paper prints no prompts; the words are ours.
+No template can name a gold label: there is no field for one [paper]. The paper prints no prompts; the words are ours.
 """
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from strop.core.debate.retrieval import words_of
-from strop.core.errors import DataError, InputMissing, OutputFailed, Where
 from strop.core.records import Skill
+from strop.core.templates import Templates
 
 FOLDER = Path(__file__).parent / "templates"
 COMMON = frozenset({"query", "agent", "skills"})
@@ -30,42 +27,12 @@ FIELDS: dict[str, frozenset[str]] = {
 NOTHING = "(nothing yet)"
 
 
-class Prompts:
+class Prompts(Templates):
     """The templates by name: those of `folder`, and ours for what is not in it."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Reads and checks them. Raises InputMissing for a folder that is not there, DataError for a bad template."""
-        found = {name: FOLDER / f"{name}.txt" for name in FIELDS}
-        if folder is not None:
-            if not folder.is_dir():
-                raise InputMissing(f"{folder}: no such folder")
-            for path in sorted(folder.glob("*.txt")):
-                if path.stem not in FIELDS:
-                    message = f"no template has this name; they are {', '.join(FIELDS)}"
-                    raise DataError(message, where=Where(str(path), 1))
-                found[path.stem] = path
-        self._templates = {name: _read(path, FIELDS[name]) for name, path in found.items()}
-
-    def fill(self, name: str, values: Mapping[str, str]) -> str:
-        """The prompt of template `name`, without the space around it."""
-        return "".join(
-            literal + ("" if field is None else values[field]) for literal, field in self._templates[name]
-        ).strip()
-
-
-def copy_templates(folder: Path) -> list[Path]:
-    """Writes our templates into a folder, to be edited; what is there already is kept. Raises OutputFailed."""
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in FIELDS:
-            path = folder / f"{name}.txt"
-            if not path.exists():
-                path.write_bytes((FOLDER / path.name).read_bytes())
-                written.append(path)
-    except OSError as error:
-        raise OutputFailed(f"{folder}: {error.strerror}") from None
-    return written
+        super().__init__(FOLDER, FIELDS, folder)
 
 
 def agent_lines(agent: Mapping[str, Any]) -> str:
@@ -86,38 +53,3 @@ def skill_lines(skills: Sequence[Skill]) -> str:
     return "\n".join(
         f"[skill:{skill.id}] {skill.title}. {skill.principle} {skill.when_to_apply}".strip() for skill in skills
     )
-
-
-def _read(path: Path, known: frozenset[str]) -> list[tuple[str, str | None]]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputMissing(f"{path}: {error.strerror}") from None
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise DataError("not UTF-8", where=Where(str(path), data.count(b"\n", 0, error.start) + 1)) from None
-    parts: list[tuple[str, str | None]] = []
-    line = 1
-    try:
-        for literal, field, form, conversion in string.Formatter().parse(text):
-            line += literal.count("\n")
-            if field is not None and (field not in known or form or conversion):
-                message = f"unknown field; known: {', '.join(sorted(known))} (a brace itself is written twice)"
-                raise DataError(message, where=Where(str(path), line), field=f"{{{field}}}")
-            parts.append((literal, field))
-    except ValueError as error:
-        raise DataError(f"{error} (a brace itself is written twice)", where=Where(str(path), _bad_line(text))) from None
-    return parts
-
-
-def _bad_line(text: str) -> int:
-    """The first line at whose end the text up to there cannot be parsed, though it could be a line before."""
-    lines = text.split("\n")
-    for number in range(len(lines), 0, -1):
-        try:
-            list(string.Formatter().parse("\n".join(lines[: number - 1])))
-        except ValueError:
-            continue
-        return number
-    return 1
