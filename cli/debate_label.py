@@ -124,11 +124,11 @@ def command(
     from strop.core.debate.intake import Humans, read_sections_option
     from strop.core.debate.labels import Grading
     from strop.core.debate.prompts import FIELDS, FOLDER, Prompts
-    from strop.core.templates import copy_templates
     from strop.core.debate.retrieval import BAGS
     from strop.core.debate.reward import COMPARISONS
     from strop.core.debate.rounds import Rules
     from strop.core.debate.verdict import SECTIONS
+    from strop.core.templates import copy_templates
 
     if copy_prompts is not None:
         for path in copy_templates(FOLDER, FIELDS, copy_prompts):
