@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from strop.core.train.critic import RATE_RATIO, VALUE_CLIP, CriticOptions
 from strop.core.train.critic_setup import find_critic
 from strop.core.train.examples import Reading
 from strop.core.train.loop import OptimOptions, Trainer
-from strop.core.train.losses import LossOptions
+from strop.core.train.losses import LossOptions, NsdChoice
 from strop.core.train.policy import LoraOptions
 from strop.core.train.routing import RoutingReading
 from strop.core.train.run import Run, RunOptions, Start, Update, find_start
@@ -48,7 +49,12 @@ def command(
     kl_estimator: opt.KlEstimator = "k3",
     entropy_coef: opt.EntropyCoef = 0.0,
     mismatch_cap: opt.MismatchCap = 0.0,
-    denominator: opt.Denominator = "token",
+    nsd_alpha: opt.NsdAlpha = 0.01,
+    nsd_penalty: opt.NsdPenalty = "bounded",
+    anchor: opt.NsdAnchor = "paper",
+    nsd_gradient: opt.NsdGradient = "supervised",
+    nsd_guards: opt.NsdGuards = "",
+    denominator: opt.Denominator = None,
     constant_tokens: opt.ConstantTokens = 0,
     skip_zero_advantage: opt.SkipZero = False,
     allow_truncated_sampling: opt.AllowTruncated = False,
@@ -115,9 +121,11 @@ def command(
       the model, its optimiser state, one batch, and the activations of --pack-tokens tokens; with
       --critic a second model of that size and its optimiser state.
     """
+    nsd = NsdChoice(nsd_alpha, nsd_penalty, anchor, nsd_gradient, **_guards(nsd_guards))
     loss_options = LossOptions(
-        loss, clip_low, clip_high, dppo_low, dppo_high, dppo_ratio, kl_coef, kl_estimator, entropy_coef, mismatch_cap
-    )
+        loss, clip_low, clip_high, dppo_low, dppo_high, dppo_ratio, kl_coef, kl_estimator, entropy_coef, mismatch_cap,
+        nsd,
+    )  # fmt: skip
     rank = DEFAULT_RANK if lora is None else lora
     optim = OptimOptions(
         lr=(LORA_RATE if rank else FULL_RATE) if lr is None else lr,
@@ -125,15 +133,15 @@ def command(
         weight_decay=weight_decay,
         warmup=warmup,
         max_grad_norm=max_grad_norm,
-        denominator=denominator,
+        denominator=denominator or ("sum" if loss == "nsd" else "token"),
         constant_tokens=constant_tokens,
         pack_tokens=pack_tokens,
     )
     _check(loss_options, optim)
     critic_options = None
     if critic or critic_only or critic_from is not None:
-        if loss == "sft":
-            raise UsageError("a critic goes with a policy gradient, not with --loss sft")
+        if loss in ("sft", "nsd"):
+            raise UsageError(f"a critic goes with a policy gradient, not with --loss {loss}")
         rate = RATE_RATIO * optim.lr if critic_lr is None else critic_lr
         critic_options = CriticOptions(rate, value_clip=value_clip, pack_tokens=pack_tokens)
     elif critic_lr is not None:
@@ -152,7 +160,7 @@ def command(
         start=start.checkpoint,
         adapter=adapter if start.checkpoint is None else None,
         lora_given=lora is not None,
-        needs_reference=kl_coef > 0,
+        needs_reference=loss_options.needs_reference,
         device=device,
         dtype=dtype,
         offline=offline,
@@ -292,6 +300,30 @@ def _say_left_out(io: Session, counts: Counts) -> None:
             f"{counts.groups_of_mixed_caps} groups hold rollouts under different caps on their turns (`horizon`); a "
             "smaller cap makes failures of what a larger one lets succeed"
         )
+
+
+# The released code's values (sheet nsd, 1.2).
+GUARDS = {"logp-floor": -10.0, "prob-clamp": 1 - 1e-7, "loss-clamp": 0.5, "trust-ratio": 0.2}
+
+
+def _guards(text: str) -> dict[str, float]:
+    """NAME=VALUE,... or `code`, as fields of NsdChoice."""
+    if text == "code":
+        return {name.replace("-", "_"): value for name, value in GUARDS.items()}
+    found = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        fits = {"logp-floor": number < 0, "prob-clamp": 0 < number < 1, "loss-clamp": number > 0,
+                "trust-ratio": 0 < number < 1}.get(name)  # fmt: skip
+        if not fits or not math.isfinite(number):
+            known = ",".join(f"{one}={default:g}" for one, default in GUARDS.items())
+            raise UsageError(f"--nsd-guards {part!r}: expected some of {known}, or code")
+        found[name.replace("-", "_")] = number
+    return found
 
 
 def _betas(text: str) -> tuple[float, float]:

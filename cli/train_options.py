@@ -39,10 +39,10 @@ LoraTargets = Annotated[
     str, typer.Option("--lora-targets", metavar="NAMES", help="Layers that get an adapter, between commas.")
 ]
 Loss = Annotated[
-    Literal["ppo", "dppo", "reinforce", "sft"],
+    Literal["ppo", "dppo", "reinforce", "nsd", "sft"],
     typer.Option(
-        "--loss", help="ppo: clipped ratio. dppo: FrogNano's token rule. reinforce: -A log p, no ratio. sft: -log p of "
-        "the successes among rollouts, and of sft records.",
+        "--loss", help="ppo: clipped ratio. dppo: FrogNano's token rule. reinforce: -A log p, no ratio. nsd: away from "
+        "a negative self-teacher (`distill --nsd`). sft: -log p of the successes among rollouts, and of sft records.",
     ),
 ]  # fmt: skip
 Lr = Annotated[
@@ -81,10 +81,35 @@ MismatchCap = Annotated[
     typer.Option("--mismatch-cap", min=0, help="Leave tokens out whose probability differs from the rollout's by more "
                  "than this factor (in the denominator they stay); 0: none."),
 ]  # fmt: skip
+NsdAlpha = Annotated[
+    float, typer.Option("--nsd-alpha", min=0, help="nsd: weight of the anchor, the paper's alpha.")
+]
+NsdPenalty = Annotated[
+    Literal["bounded", "unbounded", "npo"],
+    typer.Option("--nsd-penalty", help="nsd: G / (2 - p) as in the paper, plain unlikelihood -G log(1 - p), or NPO's."),
+]  # fmt: skip
+NsdAnchor = Annotated[
+    Literal["paper", "importance", "full", "k1", "none"],
+    typer.Option("--anchor", help="nsd: p_ref log(p_ref / p) of the sampled token as in the paper, which pulls towards "
+                 "the reference's mode; importance: w log w with w = p_ref / p, unbiased for KL(ref || policy); full: "
+                 "that KL over the whole vocabulary; k1: log(p / p_ref); none."),
+]  # fmt: skip
+NsdGradient = Annotated[
+    Literal["supervised", "policy"],
+    typer.Option("--nsd-gradient", help="nsd: through p at fixed samples, or -L as the advantage of a policy gradient "
+                 "(the paper's Appendix D.3)."),
+]  # fmt: skip
+NsdGuards = Annotated[
+    str,
+    typer.Option("--nsd-guards", metavar="NAME=VALUE,...", help="nsd: the released code's guards, all off here: "
+                 "logp-floor=-10, prob-clamp=0.9999999, loss-clamp=0.5, trust-ratio=0.2; `code` means these four."),
+]  # fmt: skip
 Denominator = Annotated[
-    Literal["token", "sequence", "constant"],
-    typer.Option("--denominator", help="Sum over tokens divided by all trained tokens of the update; mean over "
-                 "rollouts of each one's mean; or by rollouts times --constant-tokens (Dr. GRPO)."),
+    Literal["token", "sequence", "constant", "sum"] | None,
+    typer.Option("--denominator", show_default=False,
+                 help="token: sum over tokens divided by all trained tokens of the update; sequence: mean over "
+                 "rollouts of each one's mean; constant: by rollouts times --constant-tokens (Dr. GRPO); sum: by "
+                 "rollouts. [default: token; with nsd, as in the paper, sum]"),
 ]  # fmt: skip
 ConstantTokens = Annotated[
     int, typer.Option("--constant-tokens", min=0, help="For --denominator constant, e.g. rollout's --max-tokens.")

@@ -35,6 +35,10 @@ class Span(Struct, array_like=True, frozen=True):
     end: int
 
 
+# Fields of a chunk with one value for each sampled token, in order.
+PER_TOKEN = ("logprobs", "advantages", "values", "returns", "logp_ref", "logp_neg", "gate")
+
+
 class RoutingRef(Struct):
     """Where a chunk's routing lies: a file of arrays one behind the other, each in C order, little endian.
 
@@ -61,6 +65,9 @@ class Chunk(Struct, omit_defaults=True):
     advantages: list[float] | UnsetType = UNSET
     values: list[float] | UnsetType = UNSET
     returns: list[float] | UnsetType = UNSET
+    logp_ref: list[float] | UnsetType = UNSET
+    logp_neg: list[float] | UnsetType = UNSET
+    gate: list[float] | UnsetType = UNSET
     routing: RoutingRef | UnsetType = UNSET
 
     @property
@@ -346,7 +353,7 @@ def check_chunks(record: Record, chunks: list[Chunk], vocabulary: int | None = N
                     f"chunks[{i}].sampled[{j}]",
                 )
             last = span.end
-        for name in ("logprobs", "advantages", "values", "returns"):
+        for name in PER_TOKEN:
             values = getattr(chunk, name)
             if values is not UNSET and len(values) != chunk.num_sampled:
                 raise record.bad(f"{len(values)} values for {chunk.num_sampled} sampled tokens", f"chunks[{i}].{name}")

@@ -64,6 +64,13 @@ class StoredCondition(Struct, kw_only=True):
     statement_version: int = 1
 
 
+def shown(condition: Condition) -> Condition | dict[str, Any]:
+    """What a rollout says of its condition: an article by its length alone."""
+    if condition.form != "wiki":
+        return condition
+    return {"form": condition.form, "writer": condition.writer, "characters": len(condition.text)}
+
+
 @dataclass(frozen=True, slots=True)
 class ConditionRule:
     """Which conditions, drawn how, and the seed from which each one's own is derived."""

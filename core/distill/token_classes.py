@@ -34,8 +34,8 @@ _MATHS, _DISCOURSE = frozenset(MATHS.split()), frozenset(DISCOURSE.split())
 # NSD's phrases [paper]; how they are matched is not given: whatever the case, whole words, longest first, no overlap.
 REFLECTIONS = (
     "wait", "actually", "hmm", "let me reconsider", "let me rethink", "let me check", "let me verify",
-    "i made an error", "i made a mistake", "that's wrong", "that is wrong", "incorrect", "reconsider", "rethink", "re-examine",
-    "double check", "double-check", "going back", "revisit", "on second thought",
+    "i made an error", "i made a mistake", "that's wrong", "that is wrong", "incorrect", "reconsider", "rethink",
+    "re-examine", "double check", "double-check", "going back", "revisit", "on second thought",
 )  # fmt: skip
 _REFLECTION = re.compile(
     r"(?<!\w)(?:" + "|".join(re.escape(one) for one in sorted(REFLECTIONS, key=len, reverse=True)) + r")(?!\w)",

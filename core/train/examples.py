@@ -78,9 +78,10 @@ class Sft(Struct, kw_only=True):
 class TrainSequence:
     """Tokens in their context. `positions` (all >= 1) are those trained on; the other lists are as long.
 
-    `old_logprobs` is empty where the record has none; `values` and `returns` are the critic's, empty without one. The
-    logits are divided by `temperature` before the softmax, as they were when the tokens were drawn. `routing` holds for
-    each token but the last the experts to use, [len(token_ids) - 1, L, K]; None leaves the choice to the model.
+    `old_logprobs` is empty where the record has none; `values` and `returns` are the critic's, `logp_ref` and `gate`
+    those of a negative self-teacher, empty without one. The logits are divided by `temperature` before the softmax, as
+    they were when the tokens were drawn. `routing` holds for each token but the last the experts to use,
+    [len(token_ids) - 1, L, K]; None leaves the choice to the model.
     """
 
     token_ids: list[int]
@@ -90,6 +91,8 @@ class TrainSequence:
     temperature: float = 1.0
     values: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
+    logp_ref: list[float] = field(default_factory=list)
+    gate: list[float] = field(default_factory=list)
     routing: NDArray[Any] | None = None
 
 
@@ -132,20 +135,26 @@ class Reading:
 
 
 def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> Example | None:
-    """The example of a rollout, or None if it carries no advantage (or, for sft, was no success). Raises DataError."""
-    is_sft = reading.loss == "sft"
+    """The example of a rollout, or None if it carries no signal (or, for sft, was no success). Raises DataError."""
+    is_sft, is_nsd = reading.loss == "sft", reading.loss == "nsd"
     if is_sft and rollout.success is not True:
         return None
-    credit = None if is_sft else _credit(record, rollout)
-    if not is_sft and credit is None:
+    credit = None if is_sft or is_nsd else _credit(record, rollout)
+    if is_nsd and all(chunk.gate is UNSET for chunk in rollout.chunks):
+        return None
+    if not is_sft and not is_nsd and credit is None:
         return None
     if not rollout.chunks:
         raise record.bad("missing; training needs the tokens of a rollout", "chunks")
     check_chunks(record, rollout.chunks, reading.vocabulary())
     sampling = rollout.sampling or Sampling()
-    if not is_sft:
+    if not is_sft and (not is_nsd or reading.needs_old):
         _check_sampling(record, sampling, allowed=reading.allow_truncated)
-    temperature = 1.0 if is_sft or sampling.logprobs == "raw" or sampling.temperature == 0 else sampling.temperature
+    if is_nsd and reading.needs_old and sampling.temperature != 1:
+        # The scores are those of temperature 1, which is what NSD trains.
+        raise record.bad("the trust mask compares with log-probabilities of temperature 1", "sampling.temperature")
+    plain = is_sft or is_nsd or sampling.logprobs == "raw" or sampling.temperature == 0
+    temperature = 1.0 if plain else sampling.temperature
     example = Example(rollout.id)
     for i, chunk in enumerate(rollout.chunks):
         if not chunk.num_sampled:
@@ -154,6 +163,8 @@ def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> 
         advantages = [1.0] * len(positions) if credit is None else credit[i]
         old = _old_logprobs(record, chunk, i, needed=reading.needs_old and not is_sft)
         sequence = _sequence(chunk.token_ids, positions, advantages, old, temperature)
+        if is_nsd:
+            sequence.logp_ref, sequence.gate = _signals(record, chunk, i)
         if reading.needs_returns:
             sequence.values, sequence.returns = _critic_values(record, chunk, i)
         routing = None if reading.routing is None else reading.routing.of_chunk(record, i, chunk)
@@ -202,6 +213,19 @@ def _critic_values(record: Record, chunk: Chunk, i: int) -> tuple[list[float], l
             raise record.bad(message, f"chunks[{i}].{name}")
         found.append(values)
     return found[0], found[1]
+
+
+def _signals(record: Record, chunk: Chunk, i: int) -> tuple[list[float], list[float]]:
+    """The frozen model's log-probabilities and the gate of each sampled token."""
+    if chunk.logp_ref is UNSET or chunk.gate is UNSET:
+        name = "gate" if chunk.gate is UNSET else "logp_ref"
+        raise record.bad("missing; --loss nsd learns from what `strop distill --nsd` writes", f"chunks[{i}].{name}")
+    for j, (logp, gate) in enumerate(zip(chunk.logp_ref, chunk.gate, strict=True)):
+        if not -math.inf < logp <= MAX_LOGPROB:
+            raise record.bad(f"{logp} is no log-probability", f"chunks[{i}].logp_ref[{j}]")
+        if not 0 <= gate < math.inf:
+            raise record.bad(f"{gate} is below 0 and no gate", f"chunks[{i}].gate[{j}]")
+    return chunk.logp_ref, chunk.gate
 
 
 def _check_sampling(record: Record, sampling: Sampling, *, allowed: bool) -> None:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from strop.core.models.packing import pack
-from strop.core.train.losses import LossOptions, kl_estimates, token_losses, token_weights
+from strop.core.train.losses import LossOptions, TokenLoss, kl_estimates, nsd, token_losses, token_weights
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from strop.core.train.examples import Example, TrainSequence
-    from strop.core.train.policy import Policy
+    from strop.core.train.policy import PackBatch, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Trainer:
         reference = self.policy.reference_logprobs(batch) if options.kl_coef else None
         with self.policy.replaying(batch):
             logprobs, entropy = self.policy.logprobs(batch, entropy_grad=options.entropy_coef != 0)
-            result = token_losses(logprobs, batch.old, batch.advantages, options)
+            result = self._token_losses(batch, logprobs)
             per_token = result.loss
             if reference is not None:
                 kl = kl_estimates(logprobs, reference, options.kl_estimator)
@@ -142,7 +144,18 @@ class Trainer:
         sums.add("entropy", float(entropy.detach().sum()))
         sums.add("clip_share", float(result.clipped.sum()))
         sums.add("mask_share", float(result.masked.sum()))
+        for name, values in result.parts.items():
+            sums.add(name, float(values.detach().sum()))
+        if options.loss == "nsd":
+            sums.add("gate_open_share", float((batch.gate > 0).sum()))
         _compare(logprobs.detach(), batch.old, sums)
+
+    def _token_losses(self, batch: PackBatch, logprobs: Tensor) -> TokenLoss:
+        options = self.loss
+        if options.loss != "nsd":
+            return token_losses(logprobs, batch.old, batch.advantages, options)
+        full = self.policy.divergence(batch) if options.nsd.anchor == "full" else None
+        return nsd(logprobs, batch.logp_ref, batch.gate, batch.old, options.nsd, full)
 
     def _rate(self) -> float:
         own = self.updates - self._first_update
@@ -199,7 +212,7 @@ def _means(sums: Sums, options: LossOptions) -> dict[str, float]:
     metrics = {"loss": sums.loss}
     metrics.update(
         (name, sums.values[name] / sums.trained)
-        for name in ("kl_reference", "entropy", "clip_share", "mask_share")
+        for name in ("kl_reference", "entropy", "clip_share", "mask_share", "push", "anchor", "gate", "gate_open_share")
         if name in sums.values
     )
     if sums.compared:

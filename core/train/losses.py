@@ -9,19 +9,41 @@ Axes: T trained tokens, in any order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOSSES = ("ppo", "dppo", "reinforce", "sft")
+LOSSES = ("ppo", "dppo", "reinforce", "nsd", "sft")
 KL_ESTIMATORS = ("k1", "k2", "k3")
-DENOMINATORS = ("token", "sequence", "constant")
+DENOMINATORS = ("token", "sequence", "constant", "sum")
+NSD_PENALTIES = ("bounded", "unbounded", "npo")
+NSD_ANCHORS = ("paper", "importance", "full", "k1", "none")
+NSD_GRADIENTS = ("supervised", "policy")
 DPPO_RATIOS = ("frognano", "stable-rl")
 # exp() of a wild log-ratio must not become infinite: inf * 0 would poison the sum of the batch.
 MAX_LOG_RATIO = 20.0
 STABLE_RL_MAX_RATIO = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class NsdChoice:
+    """NSD's loss: which penalty and anchor, and the released code's guards, all off unless named (sheet nsd, 1.2).
+
+    `anchor` "full" is KL(pi_ref || pi) over the whole vocabulary. `gradient` "policy" is Appendix D.3: -L, detached, as
+    the advantage of a policy gradient. Guards, 0 for none: a floor under all log-probabilities, the largest p, a bound
+    on each token's loss, and the fall of p / p_old from which on a token counts no more.
+    """
+
+    alpha: float = 0.01
+    penalty: str = "bounded"
+    anchor: str = "paper"
+    gradient: str = "supervised"
+    logp_floor: float = 0.0
+    prob_clamp: float = 0.0
+    loss_clamp: float = 0.0
+    trust_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +65,31 @@ class LossOptions:
     kl_estimator: str = "k3"
     entropy_coef: float = 0.0
     mismatch_cap: float = 0.0
+    nsd: NsdChoice = NsdChoice()
 
     @property
     def needs_old(self) -> bool:
         """Whether the loss compares with the log-probabilities of the rollout."""
-        return self.loss in ("ppo", "dppo") or self.mismatch_cap > 0
+        trusts = self.loss == "nsd" and self.nsd.trust_ratio > 0
+        return self.loss in ("ppo", "dppo") or self.mismatch_cap > 0 or trusts
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss asks for the frozen model's distributions."""
+        return self.kl_coef > 0 or (self.loss == "nsd" and self.nsd.anchor == "full")
 
 
 @dataclass(slots=True)
 class TokenLoss:
-    """Per token: the loss, whether clipping stops its gradient, and whether a mask leaves it out of the numerator."""
+    """Per token: the loss, whether clipping stops its gradient, and whether a mask leaves it out of the numerator.
+
+    `parts` are terms of the loss by name, for the log.
+    """
 
     loss: Tensor
     clipped: Tensor
     masked: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
 
 
 def ratios(logprobs_T: Tensor, old_T: Tensor) -> Tensor:
@@ -86,6 +119,30 @@ def token_losses(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, option
         result.masked = result.masked | mismatch_mask(logprobs_T, old_T, options.mismatch_cap)
         result.loss = result.loss.masked_fill(result.masked, 0)
     return result
+
+
+def nsd(
+    logprobs_T: Tensor, logp_ref_T: Tensor, gate_T: Tensor, old_T: Tensor, choice: NsdChoice,
+    divergence_T: Tensor | None = None,
+) -> TokenLoss:  # fmt: skip
+    """Gated unlikelihood plus alpha times the anchor (NSD, Eqs. 3 to 5), in nats; kernels/token_losses.py says how.
+
+    `divergence_T` is KL(pi_ref || pi) in full, for that anchor; `old_T` is read for the trust mask alone.
+    """
+    from strop.kernels.token_losses import NsdOptions, nsd_losses
+
+    options = NsdOptions(
+        alpha=choice.alpha, penalty=choice.penalty, anchor="none" if choice.anchor == "full" else choice.anchor,
+        logp_floor=choice.logp_floor or None, prob_clamp=choice.prob_clamp or None,
+        loss_clamp=choice.loss_clamp or None, trust_ratio=choice.trust_ratio or None,
+    )  # fmt: skip
+    made = nsd_losses(logprobs_T, logp_ref_T, gate_T, old_T, options)
+    loss_T, anchor_T = made.loss, made.anchor
+    if divergence_T is not None:
+        loss_T, anchor_T = loss_T + choice.alpha * divergence_T, divergence_T.detach()
+    if choice.gradient == "policy":
+        loss_T = loss_T.detach() * logprobs_T
+    return TokenLoss(loss_T, made.clipped, made.masked, {"push": made.push, "anchor": anchor_T, "gate": gate_T})
 
 
 def ppo(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, low: float, high: float) -> TokenLoss:
@@ -158,10 +215,11 @@ def token_weights(num_trained: Sequence[int], denominator: str, constant: int = 
 
     "token": 1 / all tokens. "sequence": 1 / (rollouts x the rollout's tokens), every rollout counts the same.
     "constant": 1 / (rollouts x constant), Dr. GRPO's (arXiv:2503.20783), no bias towards short failures.
+    "sum": 1 / rollouts, the sum over a rollout's tokens (NSD, Eq. 6).
     """
     total, rollouts = sum(num_trained), len(num_trained)
     if denominator == "token":
         return [1 / total] * rollouts
     if denominator == "sequence":
         return [1 / (rollouts * count) for count in num_trained]
-    return [1 / (rollouts * constant)] * rollouts
+    return [1 / (rollouts * (1 if denominator == "sum" else constant))] * rollouts

@@ -41,6 +41,8 @@ class PackBatch:
     temperature: Tensor
     old: Tensor
     advantages: Tensor
+    logp_ref: Tensor
+    gate: Tensor
     routing: Tensor | None = None
 
 
@@ -109,6 +111,8 @@ class Policy:
             temperature=column([one.temperature for one in sequences for _ in one.positions]),
             old=column([value for one in sequences for value in (one.old_logprobs or [nan] * len(one.positions))]),
             advantages=column([value for one in sequences for value in one.advantages]),
+            logp_ref=column([value for one in sequences for value in one.logp_ref]),
+            gate=column([value for one in sequences for value in one.gate]),
             routing=_routing_of(sequences),
         )
 

@@ -1,0 +1,242 @@
+"""Rollouts on their way through `distill`: with their tasks, in batches, and back into the order they came in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from strop.core.errors import DataError
+from strop.core.records import Chunk, Record, Sampling, Span, Task, check_chunks
+
+if TYPE_CHECKING:
+    from strop.core.engines.scorers import Scorer
+    from strop.core.models.score import TokenSequence
+
+_chunks = msgspec.json.Decoder(list[dict[str, Raw]])
+_encoder = msgspec.json.Encoder()
+
+
+class DistillRollout(Struct, kw_only=True):
+    """What distillation reads of a rollout."""
+
+    id: str
+    task: str
+    statement_version: int | None = None
+    policy: dict[str, Any] | None = None
+    sampling: Sampling | None = None
+    chunks: list[Chunk] = []
+    response: str | None = None
+    stop: str | None = None
+    error: str | None = None
+
+
+class DistillTask(Task, kw_only=True, omit_defaults=True):
+    """A task, and the condition under which its negative teacher is to solve it, where somebody wrote one."""
+
+    negative_condition: str | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A rollout with its task (None where no task of its id came before)."""
+
+    record: Record
+    rollout: DistillRollout
+    task: DistillTask | None
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy produced."""
+        return sum(chunk.num_sampled for chunk in self.rollout.chunks)
+
+    @property
+    def chunk(self) -> Chunk:
+        """The first chunk with sampled tokens."""
+        return next(chunk for chunk in self.rollout.chunks if chunk.num_sampled)
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        """The ids that the policy produced, in order."""
+        chunks = self.rollout.chunks
+        return [id_ for chunk in chunks for start, end in spans_of(chunk) for id_ in chunk.token_ids[start:end]]
+
+    def need_task(self) -> DistillTask:
+        """The task. Raises DataError without one, or where it has no prompt."""
+        if self.task is None:
+            message = f"no task {self.rollout.task!r} came before this rollout (name a file of tasks with --tasks)"
+            raise self.record.bad(message, "task")
+        if self.task.prompt is None:
+            raise self.record.bad(f"the task {self.rollout.task!r} has no prompt", "task")
+        return self.task
+
+    def response(self) -> tuple[list[int], list[float]]:
+        """Ids and log-probabilities (nats; [] if the record has none) of an answer given in one turn.
+
+        Raises DataError for an attempt of several turns or chunks: what lies between them is no text of the policy.
+        """
+        chunks = [chunk for chunk in self.rollout.chunks if chunk.num_sampled]
+        if len(chunks) > 1 or (chunks and len(chunks[0].sampled) > 1):
+            raise self.record.bad("several turns; aligning with a teacher's text takes answers of one turn", "chunks")
+        if not chunks:
+            return [], []
+        span = chunks[0].sampled[0]
+        logprobs = [] if chunks[0].logprobs is UNSET else chunks[0].logprobs
+        return chunks[0].token_ids[span.start : span.end], logprobs
+
+    def set_signals(self, signals: Sequence[dict[str, Sequence[float]]], about: dict[str, Any]) -> None:
+        """Writes fields of one value a sampled token into each chunk that has such tokens, and `distill`.
+
+        Numbers keep seven digits behind the point, as log-probabilities have. Credit that other tools gave goes when
+        there are `advantages` among the fields.
+        """
+        chunks = _chunks.decode(self.record.fields["chunks"])
+        with_tokens = [i for i, chunk in enumerate(self.rollout.chunks) if chunk.num_sampled]
+        for i, fields in zip(with_tokens, signals, strict=True):
+            for name, values in fields.items():
+                chunks[i][name] = Raw(_encoder.encode([round(value, 7) + 0.0 for value in values]))
+        if any("advantages" in fields for fields in signals):
+            for name in ("advantage", "credit"):
+                self.record.fields.pop(name, None)
+        self.record.set(chunks=chunks, distill=about)
+
+
+class Method(Protocol):
+    """Gives the sampled tokens of rollouts their signals."""
+
+    def check(self, attempt: Attempt) -> None:
+        """Raises DataError for an attempt that this method cannot take; nothing is computed yet."""
+        ...
+
+    def apply(self, attempts: Sequence[Attempt]) -> None:
+        """Sets the signals of a batch in the attempts' records."""
+        ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """What came in."""
+
+    rollouts: int = 0
+    failed: int = 0
+    empty: int = 0
+    resumed: int = 0
+    tokens: int = 0
+
+
+class Stream:
+    """Gathers rollouts into batches of `size` and gives all records out in the order they came in.
+
+    Batches are made by number alone, so that what is computed together does not depend on the speed of the input. Tasks
+    are remembered; a later one with the same id replaces an earlier one. Rollouts that failed or hold no sampled token
+    pass untouched, and those of `done` are dropped.
+    """
+
+    def __init__(
+        self, method: Method, *, size: int, vocabulary: int | None, done: Callable[[str], bool],
+        on_bad: Callable[[DataError, Record], None],
+    ) -> None:  # fmt: skip
+        self.counts = Counts()
+        self._method = method
+        self._size = size
+        self._vocabulary = vocabulary
+        self._done = done
+        self._on_bad = on_bad
+        self._tasks: dict[str, DistillTask] = {}
+
+    def add_task(self, record: Record) -> None:
+        """Remembers a task."""
+        task = record.view(DistillTask)
+        self._tasks[task.id] = task
+
+    def run(self, records: Iterable[Record]) -> Iterator[Record]:
+        """The records, rollouts with their signals. An error of the input is raised after what came before it."""
+        held: list[Record | Attempt] = []
+        num_attempts = 0
+        source = iter(records)
+        while True:
+            try:
+                record = next(source, None)
+                taken = [] if record is None else self._take(record)
+            except Exception:
+                yield from self._finish(held)
+                raise
+            held += taken
+            num_attempts += sum(isinstance(one, Attempt) for one in taken)
+            if record is None or num_attempts in (0, self._size):
+                yield from self._finish(held)
+                held, num_attempts = [], 0
+            if record is None:
+                return
+
+    def _take(self, record: Record) -> list[Record | Attempt]:
+        """The record in its place; nothing where it was set aside or is not wanted again."""
+        try:
+            if record.kind == "task":
+                self.add_task(record)
+            return [self._attempt(record)] if record.kind == "rollout" else [record]
+        except DataError as error:
+            self._on_bad(error, record)
+            return []
+
+    def _attempt(self, record: Record) -> Record | Attempt:
+        rollout = record.view(DistillRollout)
+        self.counts.rollouts += 1
+        if self._done(rollout.id):
+            self.counts.resumed += 1
+            return _DROPPED
+        if rollout.error is not None:
+            self.counts.failed += 1
+            return record
+        check_chunks(record, rollout.chunks, self._vocabulary)
+        attempt = Attempt(record, rollout, self._tasks.get(rollout.task))
+        version = rollout.statement_version
+        if attempt.task is not None and version is not None and version != attempt.task.statement_version:
+            message = f"an attempt at statement version {version}, the task is at {attempt.task.statement_version}"
+            raise record.bad(message, "statement_version")
+        if not attempt.num_sampled:
+            self.counts.empty += 1
+            return record
+        for i, chunk in enumerate(rollout.chunks):
+            if chunk.sampled and chunk.sampled[0].start == 0:
+                message = "the first token of a chunk has nothing before it and cannot have been sampled"
+                raise record.bad(message, f"chunks[{i}].sampled")
+        self._method.check(attempt)
+        self.counts.tokens += attempt.num_sampled
+        return attempt
+
+    def _finish(self, held: list[Record | Attempt]) -> Iterator[Record]:
+        attempts = [one for one in held if isinstance(one, Attempt)]
+        if attempts:
+            self._method.apply(attempts)
+        for one in held:
+            if one is not _DROPPED:
+                yield one.record if isinstance(one, Attempt) else one
+
+
+# Stands where a rollout was that a resumed run need not make again.
+_DROPPED = Record("", {}, None)
+
+
+def spans_of(chunk: Chunk, shift: int = 0) -> list[tuple[int, int]]:
+    """The sampled spans of a chunk as score_tokens takes them, moved by `shift` positions."""
+    return [(span.start + shift, span.end + shift) for span in chunk.sampled if span.start < span.end]
+
+
+def tail_of(chunk: Chunk) -> tuple[int, list[int]]:
+    """Where the prompt of a chunk ends, and the ids from there on: the first sampled token and all that follows."""
+    first: Span = next(span for span in chunk.sampled if span.start < span.end)
+    return first.start, chunk.token_ids[first.start :]
+
+
+def score_all(scorer: Scorer, sequences: Sequence[tuple[Attempt, TokenSequence]]) -> list[list[float]]:
+    """The scores of sequences, each with the attempt it belongs to. Raises DataError at that attempt's record."""
+    from strop.core.engines.scorers import BadSequence
+
+    try:
+        return scorer.score([sequence for _, sequence in sequences])
+    except BadSequence as error:
+        raise sequences[error.index][0].record.bad(error.reason, "chunks") from None
