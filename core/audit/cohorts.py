@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.core.audit.leaks import text_model
+from strop.core.audit.leaks import fit_texts, text_model
 from strop.core.audit.probe import logistic, pair_labels
 from strop.core.audit.surface6 import feature_rows
 
@@ -46,13 +46,19 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def wins(head: str, train: Texts, cohort: Texts) -> list[bool]:
-    """For each pair of the cohort: whether the head fitted to `train` scores the right answer higher."""
+    """For each pair of the cohort: whether the head fitted to `train` scores the right answer higher.
+
+    A head on words whose training answers have none wins nowhere.
+    """
     labels = pair_labels(len(train))
     seen, unseen = [text for pair in train for text in pair], [text for pair in cohort for text in pair]
     if head == "features":
         scores = logistic().fit(feature_rows(seen), labels).decision_function(feature_rows(unseen))
     else:
-        scores = text_model("tfidf").fit(seen, labels).decision_function(unseen)
+        model = fit_texts(text_model("tfidf"), seen, labels)
+        if model is None:
+            return [False] * len(cohort)
+        scores = model.decision_function(unseen)
     return [bool(right > wrong) for right, wrong in zip(scores[0::2], scores[1::2], strict=True)]
 
 

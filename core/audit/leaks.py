@@ -34,6 +34,11 @@ def text_model(kind: str) -> Any:
     )
 
 
+def fit_texts(model: Any, texts: Sequence[str], labels: ndarray) -> Any:
+    """A `text_model` fitted to texts [n] with labels [n]; None where no text has a token."""
+    return model.fit(texts, labels) if any(map(model[0].build_analyzer(), texts)) else None
+
+
 def audit_texts(texts: Sequence[tuple[str, str]], folds: ndarray, make_model: Callable[[], Any]) -> Audit:
     """The audit of pairs (right, wrong) by a model of texts, under one folding [n].
 
@@ -50,8 +55,7 @@ def audit_texts(texts: Sequence[tuple[str, str]], folds: ndarray, make_model: Ca
         held = row_folds == fold
         if not held.any():
             continue
-        if not any(text.strip() for text in flat[~held]):
-            continue
-        model = make_model().fit(flat[~held], labels[~held])
-        probability[held] = model.predict_proba(flat[held])[:, 1]
+        model = fit_texts(make_model(), flat[~held], labels[~held])
+        if model is not None:
+            probability[held] = model.predict_proba(flat[held])[:, 1]
     return score(probability, labels, paired=True)
