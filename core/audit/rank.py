@@ -87,7 +87,8 @@ def fidelity(correct: ndarray, kept: ndarray, seed: int = 42) -> Fidelity:
             whole, part = correct[:, some].mean(axis=1), correct[:, chosen].mean(axis=1)
             draws.append((spearman(whole, part), kendall(whole, part)))
     whole, part = correct.mean(axis=1), correct[:, kept].mean(axis=1)
-    ends = np.nanpercentile(np.array(draws), [2.5, 97.5], axis=0)
+    known = np.array([draw for draw in draws if draw[0] == draw[0]])
+    ends = np.percentile(known, [2.5, 97.5], axis=0) if len(known) else np.full((2, 2), float("nan"))
     return Fidelity(
         spearman(whole, part), float(ends[0, 0]), float(ends[1, 0]),
         kendall(whole, part), float(ends[0, 1]), float(ends[1, 1]), len(correct),
