@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from strop import __version__
 from strop.cli import model_options as models
 from strop.cli import train_options as opt
 from strop.cli.session import Session, tool
+from strop.cli.updates import emit_update, update_line
 from strop.core.errors import UsageError
 from strop.core.records import Record
 from strop.core.train.batches import BatchReader, Counts
@@ -19,13 +18,10 @@ from strop.core.train.critic_setup import find_critic
 from strop.core.train.examples import Reading
 from strop.core.train.loop import OptimOptions, Trainer
 from strop.core.train.losses import LossOptions, NsdChoice
-from strop.core.train.policy import LoraOptions
 from strop.core.train.routing import RoutingReading
 from strop.core.train.run import Run, RunOptions, Start, Update, find_start
 from strop.core.train.setup import CriticWish, Opener, SetupOptions
 
-DEFAULT_RANK = 16
-LORA_RATE, FULL_RATE = 1e-4, 1e-6
 
 @tool(reads=("rollout", "sft"), writes=("metric", "checkpoint"), slow=True)
 def command(
@@ -121,15 +117,15 @@ def command(
       the model, its optimiser state, one batch, and the activations of --pack-tokens tokens; with
       --critic a second model of that size and its optimiser state.
     """
-    nsd = NsdChoice(nsd_alpha, nsd_penalty, anchor, nsd_gradient, **_guards(nsd_guards))
+    nsd = NsdChoice(nsd_alpha, nsd_penalty, anchor, nsd_gradient, **opt.parse_guards(nsd_guards))
     loss_options = LossOptions(
         loss, clip_low, clip_high, dppo_low, dppo_high, dppo_ratio, kl_coef, kl_estimator, entropy_coef, mismatch_cap,
         nsd,
     )  # fmt: skip
-    rank = DEFAULT_RANK if lora is None else lora
+    rank = opt.DEFAULT_RANK if lora is None else lora
     optim = OptimOptions(
-        lr=(LORA_RATE if rank else FULL_RATE) if lr is None else lr,
-        betas=_betas(betas),
+        lr=opt.rate(lr, rank),
+        betas=opt.parse_betas(betas),
         weight_decay=weight_decay,
         warmup=warmup,
         max_grad_norm=max_grad_norm,
@@ -156,7 +152,7 @@ def command(
     name = _model_name(model, start)
     setup_options = SetupOptions(
         model=name,
-        lora=LoraOptions(rank, lora_alpha or 2.0 * rank, tuple(lora_targets.split(","))) if rank else None,
+        lora=opt.lora_options(rank, lora_alpha, lora_targets),
         start=start.checkpoint,
         adapter=adapter if start.checkpoint is None else None,
         lora_given=lora is not None,
@@ -207,35 +203,14 @@ def _train(io: Session, run: Run, reader: BatchReader) -> None:
         for event in run.run(reader.run(io.records()), progress.add):
             if isinstance(event, Update):
                 updates += 1
-                _emit_metrics(io, event, updates if event.report is None else event.report.update, options)
-                io.detail(_line(event))
+                emit_update(io, event, updates if event.report is None else event.report.update, options)
+                io.detail(update_line(event))
                 last = event
             else:
                 io.emit(Record.make("checkpoint", event.info), options, updates=updates)
     _summary(io, reader.counts, updates, run)
     if last is not None:
         _warn_of_critic(io, last)
-
-
-def _emit_metrics(io: Session, update: Update, version: int, options: dict[str, Any]) -> None:
-    values: dict[str, float | None] = {}
-    if (report := update.report) is not None:
-        batch = update.batch
-        values |= report.metrics
-        values |= {
-            "groups_without_signal_share": batch.groups_without_signal / len(batch.groups),
-            "trained_tokens": report.trained, "tokens": report.tokens, "rollouts": len(batch.examples),
-            "seconds": round(report.seconds, 3),
-        }  # fmt: skip
-    if (critic := update.critic) is not None:
-        values |= {
-            "critic_loss": critic.loss, "explained_variance": critic.explained_variance,
-            "value_mean": critic.value_mean, "value_clip_share": critic.clip_share,
-            "critic_grad_norm": critic.grad_norm, "critic_seconds": round(critic.seconds, 3),
-        }  # fmt: skip
-    for name, value in values.items():
-        fields = {"id": f"train/v{version:06d}/{name}", "name": name, "value": value, "of": "train", "update": version}
-        io.emit(Record.make("metric", fields), options)
 
 
 def _warn_of_critic(io: Session, update: Update) -> None:
@@ -245,16 +220,6 @@ def _warn_of_critic(io: Session, update: Update) -> None:
             f"the critic's values explain {explained:.3g} of the variance of the returns: below 0 they add noise to "
             "the advantages (--critic-only trains it alone)"
         )
-
-
-def _line(update: Update) -> str:
-    if update.report is None:
-        assert update.critic is not None
-        return f"critic: loss {update.critic.loss:.4g}"
-    metrics = update.report.metrics
-    shown = [name for name in ("loss", "grad_norm", "entropy", "kl_rollout") if name in metrics]
-    parts = [f"{name} {metrics[name]:.4g}" for name in shown]
-    return f"update {update.report.update}: {', '.join(parts)}, {metrics['tokens_per_s']:.0f} tokens/s"
 
 
 def _summary(io: Session, counts: Counts, updates: int, run: Run) -> None:
@@ -300,40 +265,6 @@ def _say_left_out(io: Session, counts: Counts) -> None:
             f"{counts.groups_of_mixed_caps} groups hold rollouts under different caps on their turns (`horizon`); a "
             "smaller cap makes failures of what a larger one lets succeed"
         )
-
-
-# The released code's values (sheet nsd, 1.2).
-GUARDS = {"logp-floor": -10.0, "prob-clamp": 1 - 1e-7, "loss-clamp": 0.5, "trust-ratio": 0.2}
-
-
-def _guards(text: str) -> dict[str, float]:
-    """NAME=VALUE,... or `code`, as fields of NsdChoice."""
-    if text == "code":
-        return {name.replace("-", "_"): value for name, value in GUARDS.items()}
-    found = {}
-    for part in text.split(",") if text else ():
-        name, _, value = part.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        fits = {"logp-floor": number < 0, "prob-clamp": 0 < number < 1, "loss-clamp": number > 0,
-                "trust-ratio": 0 < number < 1}.get(name)  # fmt: skip
-        if not fits or not math.isfinite(number):
-            known = ",".join(f"{one}={default:g}" for one, default in GUARDS.items())
-            raise UsageError(f"--nsd-guards {part!r}: expected some of {known}, or code")
-        found[name.replace("-", "_")] = number
-    return found
-
-
-def _betas(text: str) -> tuple[float, float]:
-    try:
-        first, second = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--betas {text!r}: expected two numbers, e.g. 0.9,0.999") from None
-    if not (0 <= first < 1 and 0 <= second < 1):
-        raise UsageError(f"--betas {text}: both lie in [0, 1)")
-    return first, second
 
 
 def _check(loss: LossOptions, optim: OptimOptions) -> None:

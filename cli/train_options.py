@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from strop.core.errors import UsageError
+from strop.core.train.policy import LoraOptions
+
+DEFAULT_RANK = 16
+LORA_RATE, FULL_RATE = 1e-4, 1e-6
+# The released code's values (sheet nsd, 1.2).
+GUARDS = {"logp-floor": -10.0, "prob-clamp": 1 - 1e-7, "loss-clamp": 0.5, "trust-ratio": 0.2}
 
 Out = Annotated[
     Path,
@@ -167,3 +176,44 @@ RoutingReplay = Annotated[
     typer.Option("--routing-replay", help="Mixture of experts: use the experts that `rollout --routing` recorded. on: "
                  "every rollout has them; auto: all or none, as the first one; off: the model chooses."),
 ]  # fmt: skip
+
+
+def rate(given: float | None, rank: int) -> float:
+    """The learning rate: as named, else what suits an adapter or all parameters."""
+    return (LORA_RATE if rank else FULL_RATE) if given is None else given
+
+
+def lora_options(rank: int, alpha: float | None, targets: str) -> LoraOptions | None:
+    """The adapter to make; None for rank 0, which trains all parameters."""
+    return LoraOptions(rank, alpha or 2.0 * rank, tuple(targets.split(","))) if rank else None
+
+
+def parse_guards(text: str) -> dict[str, float]:
+    """NAME=VALUE,... or `code`, as fields of NsdChoice. Raises UsageError."""
+    if text == "code":
+        return {name.replace("-", "_"): value for name, value in GUARDS.items()}
+    found = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        fits = {"logp-floor": number < 0, "prob-clamp": 0 < number < 1, "loss-clamp": number > 0,
+                "trust-ratio": 0 < number < 1}.get(name)  # fmt: skip
+        if not fits or not math.isfinite(number):
+            known = ",".join(f"{one}={default:g}" for one, default in GUARDS.items())
+            raise UsageError(f"--nsd-guards {part!r}: expected some of {known}, or code")
+        found[name.replace("-", "_")] = number
+    return found
+
+
+def parse_betas(text: str) -> tuple[float, float]:
+    """AdamW's two numbers. Raises UsageError."""
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--betas {text!r}: expected two numbers, e.g. 0.9,0.999") from None
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise UsageError(f"--betas {text}: both lie in [0, 1)")
+    return first, second

@@ -70,6 +70,10 @@ class BlockScheduler:
         if gap > TOLERANCE[dtype]:
             raise Unavailable(f"{kind}: token by token it differs by {gap:.2g} nats from its own forward")
 
+    def forget(self) -> None:
+        """Lets go of the last prompt's keys and values; nothing may be under way."""
+        self._prompt = None
+
     def submit(self, request: Request) -> None:
         """Queues a request whose prompt leaves room in the context."""
         self._queue.append(request)

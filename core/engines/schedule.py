@@ -59,6 +59,9 @@ class RowScheduler:
         self._prompts: dict[tuple[int, ...], _Prompt] = {}
         self._groups: list[_Group] = []
 
+    def forget(self) -> None:
+        """Nothing to let go of: keys and values live as long as the samples behind them, and none is under way."""
+
     def submit(self, request: Request) -> None:
         """Queues a request whose prompt leaves room in the context."""
         self._waiting.setdefault(tuple(request.prompt_ids), deque()).append(request)

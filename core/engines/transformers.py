@@ -20,6 +20,7 @@ from strop.core.models.load import ModelPath, context_length, load_model, load_t
 from strop.core.models.memory import available_bytes, log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from strop.core.engines.blocks import BlockScheduler
@@ -37,7 +38,8 @@ class TransformersEngine:
 
     The weights are loaded when the first request is worked on. `batch_rows` is the most samples in flight (0: 64 on a
     CPU, 256 on a GPU). A prompt as long as the context, or longer, ends at once with stop "length" and no tokens. With
-    `record_routing` completions of a mixture of experts say which experts were used.
+    `record_routing` completions of a mixture of experts say which experts were used. `load` gives a model that somebody
+    else has in memory, peft-wrapped or not, in the place of the weights in the folder.
     """
 
     name = "transformers"
@@ -45,6 +47,7 @@ class TransformersEngine:
     def __init__(
         self, model: ModelPath, info: ModelInfo, *, adapter: Path | None = None, device: str = "auto",
         dtype: str = "auto", max_context: int | None = None, batch_rows: int = 0, record_routing: bool = False,
+        load: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         from strop.core.models.load import choose_device
 
@@ -56,6 +59,7 @@ class TransformersEngine:
         self.concurrency = self._max_samples + self._max_samples // 4
         self._path, self._adapter, self._dtype = model, adapter, dtype
         self._record_routing = record_routing
+        self._load_weights = load or self._load_model
         self._scheduler: RowScheduler | BlockScheduler | None = None
         self._finished: list[Completion] = []
         self._pending = 0
@@ -69,6 +73,14 @@ class TransformersEngine:
             dtype=options.dtype, max_context=options.max_context, batch_rows=options.batch_rows,
             record_routing=options.record_routing,
         )  # fmt: skip
+
+    def renew(self) -> None:
+        """Forgets what was computed with the weights as they were: a model that is in training has changed.
+
+        Nothing may be pending.
+        """
+        if self._scheduler is not None:
+            self._scheduler.forget()
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises UsageError for numbers that mean nothing, Unavailable for a bad model."""
@@ -127,6 +139,10 @@ class TransformersEngine:
         """Closes."""
         self.close()
 
+    def _load_model(self) -> Any:
+        model = load_model(self._path, device=self._device, dtype=self._dtype)
+        return model if self._adapter is None else merge_adapter(apply_adapter(model, self._adapter))
+
     def _load(self) -> RowScheduler | BlockScheduler:
         from strop.core.engines.blocks import ROWS, BlockScheduler
         from strop.core.engines.invariance import open_row_model
@@ -135,9 +151,7 @@ class TransformersEngine:
         from strop.core.models.routing import RoutingRecorder, is_mixture
 
         tokenizer = load_tokenizer(self._path)
-        model = load_model(self._path, device=self._device, dtype=self._dtype)
-        if self._adapter is not None:
-            model = merge_adapter(apply_adapter(model, self._adapter))
+        model = self._load_weights()
         try:
             rows = open_row_model(model, self._max_samples + CHUNK)
         except Unavailable as reason:

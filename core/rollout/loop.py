@@ -63,7 +63,7 @@ class RolloutLoop:
     """
 
     def __init__(
-        self, engine: Engine, maker: AttemptMaker, verify: Callable[[str, Record, Task], Verdict], *,
+        self, engine: Engine, maker: AttemptMaker, verify: Callable[[str, Record, Task], Verdict | None], *,
         concurrency: int, ordered: bool = True, first: int = 0, on_bad: Callable[[DataError, Record], None],
     ) -> None:  # fmt: skip
         self._engine = engine
