@@ -47,7 +47,8 @@ RepliesFile = Annotated[
     typer.Option(
         "--replies", metavar="FILE",
         help="Appends each raw reply, and asks nobody again what FILE answers: the same prompt, seed, sampling and "
-        "name of the back-end. Weights that changed under the same name want a new FILE.",
+        "back-end. Weights that changed under the same name are asked again; a program is known by its command line "
+        "alone, and wants a new FILE when it changes.",
         show_default=False,
     ),
 ]  # fmt: skip

@@ -1,8 +1,9 @@
 """Raw replies, kept apart from what is read out of them: a parser may change, and no model need be asked again.
 
 A reply is known by what it answers: example, role, round and attempt, and by the hash of the prompt, the back-end's own
-name and the seed. `replay:FILE` gives recorded replies by the first four alone, so that labels can be parsed anew; FILE
-holds `reply` records, as `--replies` writes them, or `label` records, whose traces hold the raw replies.
+name and the seed. A model's name holds its revision, the hash of its weights, and its adapter's; a program is known by
+its command line alone. `replay:FILE` gives recorded replies by the first four alone, so that labels can be parsed anew;
+FILE holds `reply` records, as `--replies` writes them, or `label` records, whose traces hold the raw replies.
 """
 
 from __future__ import annotations

@@ -123,16 +123,18 @@ class ModelRole:
     """Asks an engine, which is opened at the first question."""
 
     def __init__(self, options: EngineOptions, sampling: Sampling) -> None:
-        from strop.core.engines.open import choose_engine
+        from strop.core.engines.open import choose_engine, policy_info
 
         choose_engine(options)
         self._options = options
         self._sampling = sampling
         self._engine: Any = None
         self._tokenizer: Any = None
-        adapter = f"+{options.adapter}" if options.adapter else ""
+        # With the hashes of their content: other weights under the same name are another back-end.
+        info = policy_info(options)
+        adapter = f"+{info.adapter}" if info.adapter else ""
         drawn = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, {sampling.max_tokens} tokens"
-        self.name = f"model:{options.model}{adapter} ({drawn})"
+        self.name = f"model:{info.model}@{info.revision}{adapter} ({drawn})"
         self.sampled_tokens = 0
 
     def ask(self, questions: Sequence[Question]) -> list[Reply]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from strop.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from strop.core.engines.protocol import Engine
+    from strop.core.engines.protocol import Engine, ModelInfo
     from strop.core.models.load import ModelPath
     from strop.core.models.tokens import Tokenizer
 
@@ -123,22 +123,40 @@ def _open_script(options: EngineOptions) -> Engine:
 
 
 def _open_server(options: EngineOptions) -> Engine:
-    from dataclasses import replace
-
     from strop.core.engines.server import ServerEngine
-    from strop.core.models.adapters import model_info
     from strop.core.models.load import load_tokenizer
 
-    # What is no folder here may be an adapter that the servers know by this name.
-    served = options.adapter if options.adapter and not Path(options.adapter).expanduser().exists() else None
-    model, adapter = resolve_policy(options if served is None else replace(options, adapter=None))
+    served = _served_adapter(options)
+    model, adapter = resolve_policy(_without(options, served))
     tokenizer = load_tokenizer(model)
-    info = model_info(model, adapter, options.adapter)
     return ServerEngine(
-        options.endpoints, (model.name, str(model.path)), tokenizer.eos_ids,
-        info if served is None else replace(info, adapter=served), adapter=adapter or served,
-        max_context=options.max_context, vocab_size=tokenizer.vocab_size,
+        options.endpoints, (model.name, str(model.path)), tokenizer.eos_ids, policy_info(options),
+        adapter=adapter or served, max_context=options.max_context, vocab_size=tokenizer.vocab_size,
     )  # fmt: skip
+
+
+def policy_info(options: EngineOptions) -> ModelInfo:
+    """What records say of model and adapter, with the hashes of their content; no weights are loaded."""
+    from dataclasses import replace
+
+    from strop.core.models.adapters import model_info
+
+    served = _served_adapter(options)
+    model, adapter = resolve_policy(_without(options, served))
+    info = model_info(model, adapter, options.adapter)
+    return info if served is None else replace(info, adapter=served)
+
+
+def _served_adapter(options: EngineOptions) -> str | None:
+    """With endpoints, what is no folder here may be an adapter that the servers know by this name."""
+    known = options.adapter and (not options.endpoints or Path(options.adapter).expanduser().exists())
+    return None if known else options.adapter
+
+
+def _without(options: EngineOptions, served: str | None) -> EngineOptions:
+    from dataclasses import replace
+
+    return options if served is None else replace(options, adapter=None)
 
 
 def resolve_policy(options: EngineOptions) -> tuple[ModelPath, Path | None]:

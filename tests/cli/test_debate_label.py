@@ -1,6 +1,7 @@
 """`strop debate-label` as a user runs it: roles of all kinds, and what can go wrong."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -193,6 +194,28 @@ def test_nobody_is_asked_again_what_the_file_of_replies_answers(label, rules, pr
     assert again.stdout == first.stdout
     assert replies.read_bytes() == torn
     assert "0 replies asked for, 35 known" in again.stderr
+
+
+def test_a_model_whose_weights_changed_under_the_same_name_is_asked_again(label, tiny_model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model, replies = tmp_path / "model", tmp_path / "replies.jsonl"
+    shutil.copytree(tiny_model, model)
+    args = ("--model", model, "--no-debate", "--rechecks", 0, "--max-tokens", 8, "--replies", replies)
+    first = label(*args, examples=EXAMPLES[:1])
+    again = label(*args, examples=EXAMPLES[:1])
+    assert "0 replies asked for, 1 known" in again.stderr
+    assert again.stdout == first.stdout
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"] *= -1
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    changed = label(*args, examples=EXAMPLES[:1])
+    assert "1 replies asked for, 0 known" in changed.stderr
+    sources = [json.loads(line)["source"] for line in replies.read_text().splitlines()]
+    names = [of(done, "label")[0]["provenance"]["options"]["roles"]["router"] for done in (first, changed)]
+    assert sources == names
+    assert len(set(names)) == 2
+    assert all(name.startswith(f"model:{model}@") for name in names)
 
 
 def test_resume_does_what_is_missing_and_the_bank_comes_out_the_same(label, rules, tmp_path):
