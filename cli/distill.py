@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.cli import distill_options as opt
 from strop.cli import model_options as models
+from strop.cli import rollout_options as sampling
+from strop.cli import train_options as training
 from strop.cli.session import Session, tool
-from strop.core.distill.attempts import DistillRollout, DistillTask, Stream
-from strop.core.errors import DataError, UsageError
-from strop.core.records import Record
-from strop.core.streams import Output, read_records
+from strop.core.distill.attempts import DistillRollout, DistillTask
+from strop.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from strop.core.distill.conditions import StoredCondition
-    from strop.core.distill.negative import NegativeTeacher
+    from strop.cli.distill_run import Models
     from strop.core.engines.open import EngineOptions
-    from strop.core.engines.scorers import Scorer
 
-METHODS = ("nsd", "compass", "opd", "opsd", "gopd")
+METHODS = ("nsd", "compass", "opd", "opsd", "gopd", "sft")
+EXPERTS = "experts:"
 
 
 @tool(
-    reads=("task", "rollout"), writes=("rollout", "metric", "condition"), slow=True,
+    reads=("task", "rollout"), writes=("rollout", "sft", "metric", "checkpoint"), slow=True,
     views={"task": DistillTask, "rollout": DistillRollout},
 )  # fmt: skip
 def command(
@@ -36,24 +33,63 @@ def command(
     opd: opt.Opd = False,
     opsd: opt.Opsd = False,
     gopd: opt.Gopd = False,
+    sft: opt.Sft = False,
     model: models.Model = None,
     adapter: models.Adapter = None,
     student_adapter: opt.StudentAdapter = None,
-    tasks: opt.TasksFile = None,
-    scores: opt.Scores = None,
-    batch: opt.Batch = 32,
-    metrics: opt.Metrics = False,
-    seed: opt.Seed = 0,
+    teacher: opt.Teacher = None,
+    teacher_adapter: opt.TeacherAdapter = None,
+    teacher_endpoint: opt.TeacherEndpoint = None,
+    reference: opt.Reference = None,
+    reference_adapter: opt.ReferenceAdapter = None,
+    reference_endpoint: opt.ReferenceEndpoint = None,
+    alpha: opt.Alpha = 0.5,
+    beta: opt.Beta = 0.0,
+    lambda_: opt.Lambda = 1.25,
+    units: opt.Units = "all",
+    span_score: opt.SpanScore = "mean",
     condition: opt.ConditionForm = "solution",
     condition_model: opt.ConditionModel = "student",
     conditions: opt.Conditions = None,
     articles: opt.Articles = None,
-    prompts: opt.PromptsFolder = None,
-    copy_prompts: opt.CopyPrompts = None,
-    gate: opt.Gate = "probability",
     condition_temperature: opt.Temperature = 0.7,
     condition_top_p: opt.TopP = 0.9,
     condition_tokens: opt.MaxTokens = 400,
+    gate: opt.Gate = "probability",
+    prompts: opt.PromptsFolder = None,
+    copy_prompts: opt.CopyPrompts = None,
+    tasks: opt.TasksFile = None,
+    scores: opt.Scores = None,
+    batch: opt.Batch = 32,
+    trace: opt.Trace = False,
+    metrics: opt.Metrics = False,
+    seed: opt.Seed = 0,
+    out: opt.Out = None,
+    go_on: opt.GoOn = False,
+    tasks_per_update: opt.TasksPerUpdate = 32,
+    samples: opt.Samples = 1,
+    passes: opt.Passes = 1,
+    rollouts: opt.Rollouts = None,
+    temperature: sampling.Temperature = None,
+    max_tokens: sampling.MaxTokens = None,
+    lora: training.Lora = None,
+    lora_alpha: training.LoraAlpha = None,
+    lora_targets: training.LoraTargets = "all-linear",
+    lr: training.Lr = None,
+    nsd_alpha: training.NsdAlpha = 0.01,
+    nsd_penalty: training.NsdPenalty = "bounded",
+    anchor: training.NsdAnchor = "paper",
+    nsd_gradient: training.NsdGradient = "supervised",
+    nsd_guards: training.NsdGuards = "",
+    denominator: training.Denominator = None,
+    constant_tokens: training.ConstantTokens = 0,
+    pack_tokens: training.PackTokens = 2048,
+    max_grad_norm: training.MaxGradNorm = 1.0,
+    weight_decay: training.WeightDecay = 0.0,
+    betas: training.Betas = "0.9,0.999",
+    warmup: training.Warmup = 0,
+    save_every: training.SaveEvery = 0,
+    keep: training.Keep = 0,
     engine: models.EngineName = "auto",
     endpoint: models.Endpoint = None,
     device: models.Device = "auto",
@@ -72,77 +108,115 @@ def command(
     and `train --loss nsd` pushes that token down. No labels are needed. A condition that is no attack is neutral: its
     gates are closed, and it is counted.
 
+    --compass (CompassOPD): the response is read by a strong --teacher and a weak --reference of its family, in their
+    own tokens, aligned to the policy's on bytes. What the teacher says beyond its small sibling is the advantage, less
+    --alpha times what the policy has moved from --model. --opd, --opsd and --gopd are what it is compared with.
+
+    --sft makes examples of a teacher's rollouts, those that ended by themselves and are not empty: what a policy of
+    another family starts from.
+
+    With --out the whole loop runs in one process with one model in memory: tasks in; sample, score, update, and again.
+
     \b
     Examples:
       strop rollout --model M tasks.jsonl | strop distill --nsd --model M \\
         | strop train --model M --loss nsd --out runs/1
       strop rollout --model M --adapter runs/1 tasks.jsonl \\
-        | strop distill --nsd --model M --student-adapter runs/1 --scores s.db \\
+        | strop distill --nsd --model M --student-adapter runs/1 --scores scores.db \\
         | strop train --model M --from runs/1 --loss nsd --out runs/2
+      strop distill --nsd --model M --out runs/nsd --metrics tasks.jsonl
+      strop rollout --model T tasks.jsonl | strop distill --sft \
+        | strop train --model S --loss sft --out runs/sft
+      strop rollout --model S --adapter runs/sft tasks.jsonl \\
+        | strop distill --compass --model S --adapter runs/sft --teacher T --reference R \\
+        | strop train --model S --from runs/sft --out runs/c
+      strop distill --compass --model S --teacher MOE --reference experts:1 rollouts.jsonl
       strop distill --copy-prompts prompts
 
     \b
     Input fields:
-      task: id, prompt, statement_version, sampling, negative_condition (one that somebody wrote)
+      task: id, prompt, statement_version, sampling, reference (opsd), negative_condition (nsd: one
+      that somebody wrote)
       rollout: id, task, statement_version, chunks (token_ids, sampled, logprobs), response,
-      sampling, error
+      sampling, policy, stop, error
       condition (--conditions): task, statement_version, text, form, writer
       text (--articles): text
 
     \b
     Output fields:
-      rollout: chunks (nsd: logp_ref, logp_neg, gate), distill {method, ...}
-      metric (--metrics): gate_mean, gate_open_share, gate_max, condition_ok_share,
-      condition_characters, style_task_ratio, reflections, distilled_rollouts, distilled_tokens
+      rollout: chunks (nsd: logp_ref, logp_neg, gate; others: advantages, and logp_ref with
+      compass), distill {method, ...; with --trace units}
+      metric (--metrics; with --out of each update): nsd: gate_mean, gate_open_share, gate_max,
+      condition_ok_share, condition_characters, style_task_ratio, reflections; others: coverage,
+      one_to_one, sign_agreement, offset_wins, mean_shift, mean_offset, mean_displacement; both
+      distilled_rollouts, distilled_tokens; with --out also pass_rate and what `train` reports
+      sft (--sft): id, task, prompt, response, policy
+      checkpoint (--out): path, version, base, sha256
 
     \b
     Memory:
-      the frozen model (with --student-adapter a second one, which writes), one batch, the tasks seen.
+      the frozen models, one batch, the tasks seen; a second --model where --student-adapter writes
+      conditions. With --out the policy, its optimiser state and all tasks.
     """
     if copy_prompts is not None:
         _copy_prompts(io, copy_prompts)
         return
-    method = _chosen({"nsd": nsd, "compass": compass, "opd": opd, "opsd": opsd, "gopd": gopd})
+    method = _chosen({"nsd": nsd, "compass": compass, "opd": opd, "opsd": opsd, "gopd": gopd, "sft": sft})
+    if method == "sft":
+        from strop.cli.distill_run import cold_start
+
+        cold_start(io, tasks)
+        return
     frozen = models.engine_options(
         model=model, adapter=adapter, engine=engine, endpoint=endpoint, device=device, dtype=dtype,
         gpu_memory=gpu_memory, max_context=max_context, offline=offline, seed=seed,
     )  # fmt: skip
-    assert method == "nsd"
+    from strop.cli.distill_run import LoopWish, Models, NsdWish, Run
     from strop.core.distill.conditions import ConditionRule, Prompts
+    from strop.core.distill.onpolicy import Plan
+    from strop.core.distill.teachers import TeacherRule
     from strop.core.records import Sampling
+    from strop.core.rollout.attempts import SamplingChoice
+    from strop.core.train.loop import OptimOptions
+    from strop.core.train.losses import LossOptions, NsdChoice
 
-    sampling = Sampling(temperature=condition_temperature, top_p=condition_top_p, max_tokens=condition_tokens)
-    rule = ConditionRule(condition, sampling, seed)
-    templates = Prompts(prompts)
-    with ExitStack() as stack:
-        scorer = stack.enter_context(_scorer(frozen, scores))
-        from dataclasses import replace
-
-        from strop.core.distill.negative import NegativeTeacher
-        from strop.core.distill.writing import Writer
-        from strop.core.engines.open import open_engine, open_tokenizer
-
-        tokenizer = open_tokenizer(frozen)
-        plays = "initial" if condition in ("question", "offline") else condition_model
-        student = frozen if plays == "initial" or student_adapter is None else replace(frozen, adapter=student_adapter)
-        writer = Writer(
-            rule, templates, tokenizer, lambda: stack.enter_context(open_engine(student)), writer=plays,
-            articles=_articles(articles) if condition == "wiki" else (),
-            stored=_stored(conditions), on_written=_keeper(stack, conditions),
-        )  # fmt: skip
-        teacher = NegativeTeacher(writer, scorer, tokenizer, templates, gate=gate)
-        stream = Stream(
-            teacher, size=batch, vocabulary=tokenizer.vocab_size,
-            done=lambda name: io.resumed is not None and ("rollout", name) in io.resumed.ids, on_bad=io.reject,
-        )  # fmt: skip
-        for record in read_records([str(tasks)], sys.stdin.buffer) if tasks else ():
-            if record.kind == "task":
-                stream.add_task(record)
-        with io.progress("rollouts") as progress:
-            for record in stream.run(io.records()):
-                io.write(record)
-                progress.add(record.kind == "rollout")
-    _say_nsd(io, stream, teacher, metrics=metrics)
+    drawn = Sampling(temperature=condition_temperature, top_p=condition_top_p, max_tokens=condition_tokens)
+    experts, reference = _experts(reference)
+    used = Models(
+        frozen=frozen,
+        student=frozen if student_adapter is None else replace(frozen, adapter=student_adapter),
+        teacher=_other(frozen, teacher, teacher_adapter, teacher_endpoint),
+        reference=_other(frozen, reference, reference_adapter, reference_endpoint),
+        experts=experts,
+        scores=scores,
+    )
+    _check_models(method, used)
+    if method == "compass" and span_score == "split":
+        raise UsageError("--span-score split is DPCA's, which goes with --opd")
+    run = Run(
+        io, method, used, Prompts(prompts),
+        NsdWish(ConditionRule(condition, drawn, seed), condition_model, conditions, articles, gate),
+        TeacherRule(method, alpha, beta, lambda_, units, span_score, trace), metrics=metrics,
+    )  # fmt: skip
+    if out is None:
+        if go_on or rollouts is not None:
+            raise UsageError("--go-on and --rollouts go with --out")
+        run.stream(tasks, batch)
+        return
+    rank = training.DEFAULT_RANK if lora is None else lora
+    optim = OptimOptions(
+        lr=training.rate(lr, rank), betas=training.parse_betas(betas), weight_decay=weight_decay, warmup=warmup,
+        max_grad_norm=max_grad_norm, denominator=denominator or ("sum" if method == "nsd" else "token"),
+        constant_tokens=constant_tokens, pack_tokens=pack_tokens,
+    )  # fmt: skip
+    choice = NsdChoice(nsd_alpha, nsd_penalty, anchor, nsd_gradient, **training.parse_guards(nsd_guards))
+    # One update a batch: the ratio is 1, and PPO's loss is -A log p.
+    loss = LossOptions("nsd" if method == "nsd" else "ppo", nsd=choice)
+    plan = Plan(tasks_per_update, samples, passes, seed, SamplingChoice(temperature=temperature, max_tokens=max_tokens))
+    run.loop(
+        LoopWish(out, go_on, plan, loss, optim, training.lora_options(rank, lora_alpha, lora_targets), lora is not None,
+                 save_every, keep, rollouts)
+    )  # fmt: skip
 
 
 def _chosen(wanted: dict[str, bool]) -> str:
@@ -160,79 +234,35 @@ def _copy_prompts(io: Session, folder: Path) -> None:
         io.note(f"wrote {path}")
 
 
-@contextmanager
-def _scorer(options: EngineOptions, cache: Path | None, experts: int | None = None) -> Iterator[Scorer]:
-    """A scorer that is closed at the end; with `cache` it remembers."""
-    from strop.core.engines.scorers import open_scorer
-
-    with open_scorer(options, experts=experts) as scorer:
-        yield scorer
-
-
-def _articles(file: Path | None) -> list[str]:
-    """The articles of --condition wiki that are long enough. Raises UsageError, DataError."""
-    from strop.core.distill.conditions import MIN_ARTICLE
-
-    if file is None:
-        raise UsageError("--condition wiki needs --articles FILE with text records")
-    found = [record.get("text", str) for record in read_records([str(file)], sys.stdin.buffer) if record.kind == "text"]
-    long = [text for text in found if text is not None and len(text) >= MIN_ARTICLE]
-    if not long:
-        raise DataError(f"{file}: none of {len(found)} texts has {MIN_ARTICLE} characters")
-    return long
+def _experts(reference: str | None) -> tuple[int | None, str | None]:
+    """The K of experts:K, and what is left of --reference."""
+    if reference is None or not reference.startswith(EXPERTS):
+        return None, reference
+    number = reference.removeprefix(EXPERTS)
+    if not number.isdecimal() or int(number) < 1:
+        raise UsageError(f"--reference {reference}: expected experts:K, with K experts a token")
+    return int(number), None
 
 
-def _stored(file: Path | None) -> list[StoredCondition]:
-    from strop.core.distill.writing import read_conditions
-
-    if file is None or not file.exists():
-        return []
-    return read_conditions(read_records([str(file)], sys.stdin.buffer))
-
-
-def _keeper(stack: ExitStack, file: Path | None) -> Any:
-    """Takes conditions that were written, and appends them to the file, if there is one."""
-    output: list[Output] = []
-
-    def keep(condition: StoredCondition) -> None:
-        if file is None:
-            return
-        if not output:
-            output.append(stack.enter_context(Output(path=file, append=True, flush_each=True)))
-        output[0].write(Record.make("condition", condition))
-
-    return keep
+def _other(
+    frozen: EngineOptions, model: str | None, adapter: str | None, endpoints: list[str] | None
+) -> EngineOptions | None:
+    """The options of a teacher or reference: another model, on the same device and in the same dtype."""
+    if model is None:
+        return None
+    # --endpoint is the policy's own; whoever has none is loaded here.
+    engine = "auto" if endpoints or frozen.engine == "server" else frozen.engine
+    return replace(frozen, model=model, adapter=adapter, endpoints=tuple(endpoints or ()), engine=engine)
 
 
-def _say_nsd(io: Session, stream: Stream, teacher: NegativeTeacher, *, metrics: bool) -> None:
-    counts, tally = stream.counts, teacher.tally
-    mean = tally.total / tally.tokens if tally.tokens else None
-    io.note(
-        f"{tally.rollouts} rollouts, {tally.tokens} tokens, {tally.open} with an open gate"
-        + ("" if mean is None else f" (mean {mean:.3g})")
-        + f"; {tally.neutral} conditions neutral"
-    )
-    _say_left(io, stream)
-    for reason, number in teacher.reasons.items():
-        io.note(f"neutral: {number} {reason}")
-    if tally.rollouts and tally.neutral == tally.rollouts:
-        io.warn("every condition was neutral: there is nothing to learn but the anchor")
-    if not metrics:
-        return
-    values: dict[str, float | int | None] = {
-        "distilled_rollouts": tally.rollouts, "distilled_tokens": tally.tokens, "gate_mean": mean,
-        "gate_open_share": tally.open / tally.tokens if tally.tokens else None, "gate_max": tally.highest,
-        "condition_ok_share": 1 - tally.neutral / tally.rollouts if tally.rollouts else None,
-        "condition_characters": tally.condition_characters / tally.rollouts if tally.rollouts else None,
-        "style_task_ratio": tally.style_task_ratio, "reflections": teacher.reflections,
-        "failed_rollouts": counts.failed, "empty_rollouts": counts.empty,
-    }  # fmt: skip
-    for name, value in values.items():
-        io.emit(Record.make("metric", {"id": f"distill/{name}", "name": name, "value": value, "of": "distill"}))
-
-
-def _say_left(io: Session, stream: Stream) -> None:
-    counts = stream.counts
-    reasons = {"failed by the machine": counts.failed, "empty": counts.empty, "written before": counts.resumed}
-    if some := [f"{number} {why}" for why, number in reasons.items() if number]:
-        io.note(f"left as they were: {', '.join(some)}")
+def _check_models(method: str, used: Models) -> None:
+    needs_teacher = method in ("compass", "opd", "gopd")
+    if needs_teacher and used.teacher is None:
+        raise UsageError(f"--{method} needs a --teacher")
+    if not needs_teacher and used.teacher is not None:
+        raise UsageError(f"--teacher goes with --compass, --opd and --gopd, not with --{method}")
+    has_reference = used.reference is not None or used.experts is not None
+    if method == "compass" and not has_reference:
+        raise UsageError("--compass needs a --reference: a weak model of the teacher's family, or experts:K")
+    if method != "compass" and has_reference:
+        raise UsageError(f"--reference goes with --compass, not with --{method}")

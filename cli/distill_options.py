@@ -24,8 +24,13 @@ Opsd = Annotated[
 ]  # fmt: skip
 Gopd = Annotated[
     bool,
-    typer.Option("--gopd", help="G-OPD: --lambda times what --teacher adds to --model, less what the policy adds to it."),
+    typer.Option("--gopd", help="G-OPD: --lambda times what --teacher adds to --model, less what the policy adds."),
 ]
+Sft = Annotated[
+    bool,
+    typer.Option("--sft", help="The cold start: a teacher's rollouts become sft records of text, for `train --loss "
+                 "sft`. No model is asked."),
+]  # fmt: skip
 StudentAdapter = Annotated[
     str | None,
     typer.Option("--student-adapter", metavar="FOLDER", show_default=False,
@@ -43,6 +48,9 @@ Scores = Annotated[
 ]  # fmt: skip
 Batch = Annotated[
     int, typer.Option("--batch", min=1, help="Rollouts that are worked on together. Changes the last digits only.")
+]
+Trace = Annotated[
+    bool, typer.Option("--trace", help="Keep the units of each response: their tokens on both sides, shift and offset.")
 ]
 Metrics = Annotated[bool, typer.Option("--metrics", help="End with metric records: gates, coverage, conditions.")]
 Seed = Annotated[int, typer.Option("--seed", help="For what the writer of conditions draws, and the articles.")]
@@ -126,4 +134,25 @@ SpanScore = Annotated[
     Literal["mean", "sum", "split"],
     typer.Option("--span-score", help="A unit of several tokens scores their mean (the paper), their sum (GOLD), or "
                  "the sum split among the policy's tokens (DPCA)."),
+]  # fmt: skip
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", show_default=False,
+                 help="Loop on policy: the input is tasks; sample, score, update, and again. Checkpoints as `train` "
+                 "writes them."),
+]  # fmt: skip
+GoOn = Annotated[
+    bool,
+    typer.Option("--go-on", help="With --out: continue an interrupted loop; same options and tasks. Groups it has used "
+                 "are skipped."),
+]  # fmt: skip
+TasksPerUpdate = Annotated[int, typer.Option("--tasks-per-update", min=1, help="With --out: tasks an update.")]
+Samples = Annotated[
+    int, typer.Option("-n", "--samples", min=1, help="With --out: attempts a task (the paper's NSD: one).")
+]
+Passes = Annotated[int, typer.Option("--passes", min=1, help="With --out: times that the tasks are gone through.")]
+Rollouts = Annotated[
+    Path | None,
+    typer.Option("--rollouts", metavar="FILE", help="With --out: keep the rollouts, with their signals.",
+                 show_default=False),
 ]  # fmt: skip

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("calibrate", "Find the tasks at the edge of what a model can do."),
     "advantage": ("advantage", "Give credit: an advantage for each rollout or step of a group."),
     "horizon": ("horizon", "Follow the cap on turns that successes ask for."),
+    "distill": ("distill", "Turn models' scores into a signal on each sampled token."),
     "train": ("train", "Update a model from rollouts with advantages, or from examples."),
     "audit-prune": ("audit_prune", "Audit right/wrong answer pairs for surface leaks; prune them."),
     "debate-label": ("debate_label", "Label by debate what an agent can do; learn skills from it."),

@@ -104,15 +104,35 @@ class Attempt:
         self.record.set(chunks=chunks, distill=about)
 
 
+class AttemptError(DataError):
+    """An attempt that turned out to have no score: too long for a model's context, or its score is no number."""
+
+    def __init__(self, attempt: Attempt, reason: str) -> None:
+        super().__init__(reason, where=attempt.record.where, field="chunks")
+        self.attempt = attempt
+
+
 class Method(Protocol):
-    """Gives the sampled tokens of rollouts their signals."""
+    """Gives the sampled tokens of rollouts their signals, and keeps count of what it saw."""
 
     def check(self, attempt: Attempt) -> None:
         """Raises DataError for an attempt that this method cannot take; nothing is computed yet."""
         ...
 
     def apply(self, attempts: Sequence[Attempt]) -> None:
-        """Sets the signals of a batch in the attempts' records."""
+        """Sets the signals of a batch in the attempts' records. Raises AttemptError, having set none."""
+        ...
+
+    def lines(self) -> list[str]:
+        """What to say of all batches, for people."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """What a user should know of them."""
+        ...
+
+    def take_metrics(self) -> dict[str, float | int | None]:
+        """Figures of the batches since these were last taken."""
         ...
 
 
@@ -127,30 +147,53 @@ class Counts:
     tokens: int = 0
 
 
+class TaskBook:
+    """The tasks that came by, and each rollout with its own. A later task with the same id replaces an earlier one."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, DistillTask] = {}
+
+    def place(self, record: Record) -> Attempt | None:
+        """Remembers a task; the attempt that a rollout is; None for other kinds.
+
+        Raises DataError for an attempt at another version of the statement than the task's.
+        """
+        if record.kind == "task":
+            task = record.view(DistillTask)
+            self._tasks[task.id] = task
+        if record.kind != "rollout":
+            return None
+        rollout = record.view(DistillRollout)
+        attempt = Attempt(record, rollout, self._tasks.get(rollout.task))
+        version = rollout.statement_version
+        if attempt.task is not None and version is not None and version != attempt.task.statement_version:
+            message = f"an attempt at statement version {version}, the task is at {attempt.task.statement_version}"
+            raise record.bad(message, "statement_version")
+        return attempt
+
+
 class Stream:
     """Gathers rollouts into batches of `size` and gives all records out in the order they came in.
 
-    Batches are made by number alone, so that what is computed together does not depend on the speed of the input. Tasks
-    are remembered; a later one with the same id replaces an earlier one. Rollouts that failed or hold no sampled token
-    pass untouched, and those of `done` are dropped.
+    Batches are made by number alone, so that what is computed together does not depend on the speed of the input.
+    Rollouts that failed or hold no sampled token pass untouched, and those of `done` are dropped.
     """
 
     def __init__(
-        self, method: Method, *, size: int, vocabulary: int | None, done: Callable[[str], bool],
+        self, method: Method, book: TaskBook, *, size: int, vocabulary: int | None, done: Callable[[str], bool],
         on_bad: Callable[[DataError, Record], None],
     ) -> None:  # fmt: skip
         self.counts = Counts()
         self._method = method
+        self._book = book
         self._size = size
         self._vocabulary = vocabulary
         self._done = done
         self._on_bad = on_bad
-        self._tasks: dict[str, DistillTask] = {}
 
-    def add_task(self, record: Record) -> None:
-        """Remembers a task."""
-        task = record.view(DistillTask)
-        self._tasks[task.id] = task
+    def count(self, record: Record) -> None:
+        """Looks at a record as `run` would, and computes nothing."""
+        self._take(record)
 
     def run(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records, rollouts with their signals. An error of the input is raised after what came before it."""
@@ -175,50 +218,41 @@ class Stream:
     def _take(self, record: Record) -> list[Record | Attempt]:
         """The record in its place; nothing where it was set aside or is not wanted again."""
         try:
-            if record.kind == "task":
-                self.add_task(record)
-            return [self._attempt(record)] if record.kind == "rollout" else [record]
+            attempt = self._book.place(record)
+            return [record] if attempt is None else self._admit(attempt)
         except DataError as error:
             self._on_bad(error, record)
             return []
 
-    def _attempt(self, record: Record) -> Record | Attempt:
-        rollout = record.view(DistillRollout)
+    def _admit(self, attempt: Attempt) -> list[Record | Attempt]:
+        record, rollout = attempt.record, attempt.rollout
         self.counts.rollouts += 1
         if self._done(rollout.id):
             self.counts.resumed += 1
-            return _DROPPED
+            return []
         if rollout.error is not None:
             self.counts.failed += 1
-            return record
+            return [record]
         check_chunks(record, rollout.chunks, self._vocabulary)
-        attempt = Attempt(record, rollout, self._tasks.get(rollout.task))
-        version = rollout.statement_version
-        if attempt.task is not None and version is not None and version != attempt.task.statement_version:
-            message = f"an attempt at statement version {version}, the task is at {attempt.task.statement_version}"
-            raise record.bad(message, "statement_version")
         if not attempt.num_sampled:
             self.counts.empty += 1
-            return record
+            return [record]
         for i, chunk in enumerate(rollout.chunks):
             if chunk.sampled and chunk.sampled[0].start == 0:
                 message = "the first token of a chunk has nothing before it and cannot have been sampled"
                 raise record.bad(message, f"chunks[{i}].sampled")
         self._method.check(attempt)
         self.counts.tokens += attempt.num_sampled
-        return attempt
+        return [attempt]
 
     def _finish(self, held: list[Record | Attempt]) -> Iterator[Record]:
         attempts = [one for one in held if isinstance(one, Attempt)]
-        if attempts:
-            self._method.apply(attempts)
+        left = {id(one) for one in apply_to_all(self._method, attempts, self._on_bad)}
         for one in held:
-            if one is not _DROPPED:
-                yield one.record if isinstance(one, Attempt) else one
-
-
-# Stands where a rollout was that a resumed run need not make again.
-_DROPPED = Record("", {}, None)
+            if not isinstance(one, Attempt):
+                yield one
+            elif id(one) in left:
+                yield one.record
 
 
 def spans_of(chunk: Chunk, shift: int = 0) -> list[tuple[int, int]]:
@@ -233,10 +267,26 @@ def tail_of(chunk: Chunk) -> tuple[int, list[int]]:
 
 
 def score_all(scorer: Scorer, sequences: Sequence[tuple[Attempt, TokenSequence]]) -> list[list[float]]:
-    """The scores of sequences, each with the attempt it belongs to. Raises DataError at that attempt's record."""
+    """The scores of sequences, each with the attempt it belongs to. Raises AttemptError."""
     from strop.core.engines.scorers import BadSequence
 
     try:
         return scorer.score([sequence for _, sequence in sequences])
     except BadSequence as error:
-        raise sequences[error.index][0].record.bad(error.reason, "chunks") from None
+        raise AttemptError(sequences[error.index][0], error.reason) from None
+
+
+def apply_to_all(
+    method: Method, attempts: Sequence[Attempt], on_bad: Callable[[DataError, Record], None]
+) -> list[Attempt]:
+    """Gives a batch its signals; an attempt that cannot be scored goes to `on_bad`. Returns the others."""
+    left = list(attempts)
+    while left:
+        try:
+            method.apply(left)
+        except AttemptError as error:
+            on_bad(error, error.attempt.record)
+            left = [one for one in left if one is not error.attempt]
+        else:
+            break
+    return left

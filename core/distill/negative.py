@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from strop.core.distill.attempts import Attempt, score_all, spans_of, tail_of
 from strop.core.distill.conditions import shown
 from strop.core.distill.nsd import GateTally, gates
-from strop.core.distill.token_classes import count_reflections, token_class
+from strop.core.distill.token_classes import token_class
 from strop.core.models.score import TokenSequence
 from strop.core.models.token_bytes import TokenBytes
 
@@ -30,9 +30,8 @@ class NegativeTeacher:
     def __init__(
         self, writer: Writer, scorer: Scorer, tokenizer: Tokenizer, prompts: Prompts, *, gate: str = "probability"
     ) -> None:
-        self.tally = GateTally()
-        self.reasons: dict[str, int] = {}
-        self.reflections = 0
+        self._all, self._recent = GateTally(), GateTally()
+        self._reasons: dict[str, int] = {}
         self._writer = writer
         self._scorer = scorer
         self._tokenizer = tokenizer
@@ -62,14 +61,14 @@ class NegativeTeacher:
         """The response behind the negative prompt; None where the condition is neutral."""
         if not condition.ok:
             reason = "the writer failed" if condition.error is not None else "no attack"
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            self._reasons[reason] = self._reasons.get(reason, 0) + 1
             return None
         prompt = attempt.need_task().prompt
         assert prompt is not None
         prompt_ids = self._tokenizer.encode_prompt(self._prompts.negative(prompt, condition))
         start, tail = tail_of(attempt.chunk)
         if len(prompt_ids) + len(tail) > self._scorer.context_length:
-            self.reasons["too long for the context"] = self.reasons.get("too long for the context", 0) + 1
+            self._reasons["too long for the context"] = self._reasons.get("too long for the context", 0) + 1
             return None
         return TokenSequence(prompt_ids + tail, spans_of(attempt.chunk, len(prompt_ids) - start))
 
@@ -82,11 +81,27 @@ class NegativeTeacher:
             "reference": self._scorer.info,
         }  # fmt: skip
         attempt.set_signals([{"logp_ref": logp_ref, "logp_neg": logp_neg, "gate": gate}], about)
-        tally = self.tally
-        tally.rollouts += 1
-        tally.neutral += is_neutral
-        tally.condition_characters += len(condition.text)
-        tally.add(gate, [token_class(self._bytes(id_).decode("utf-8", "replace")) for id_ in attempt.sampled_ids])
-        if attempt.rollout.response is not None:
-            self.reflections += count_reflections(attempt.rollout.response)
+        classes = [token_class(self._bytes(id_).decode("utf-8", "replace")) for id_ in attempt.sampled_ids]
+        text = attempt.rollout.response or ""
+        for tally in (self._all, self._recent):
+            tally.add(gate, classes, condition=condition.text, is_neutral=is_neutral, text=text)
 
+    def lines(self) -> list[str]:
+        """See Method."""
+        tally = self._all
+        mean = "" if tally.mean is None else f" (mean {tally.mean:.3g})"
+        opened = f"{tally.open} of {tally.tokens} tokens have an open gate{mean}"
+        neutral = f"; {tally.neutral} conditions neutral" if tally.neutral else ""
+        why = ", ".join(f"{number} {reason}" for reason, number in self._reasons.items())
+        return [f"{tally.rollouts} rollouts: {opened}{neutral}{why and f' ({why})'}"]
+
+    def warnings(self) -> list[str]:
+        """See Method."""
+        if self._all.rollouts and self._all.neutral == self._all.rollouts:
+            return ["every condition was neutral: there is nothing to learn but the anchor"]
+        return []
+
+    def take_metrics(self) -> dict[str, float | int | None]:
+        """See Method."""
+        recent, self._recent = self._recent, GateTally()
+        return recent.metrics()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from strop.core.distill.token_classes import STYLE, TASK
+from strop.core.distill.token_classes import STYLE, TASK, count_reflections
 
 GATES = ("probability", "log", "none")
 
@@ -36,19 +36,26 @@ def gates(logp_ref: Sequence[float], logp_neg: Sequence[float], form: str = "pro
 
 @dataclass(slots=True)
 class GateTally:
-    """What the gates of a run were: `conditions` by form, those that failed, and sums over tokens by class."""
+    """What the gates of some rollouts were; `neutral` of them had no condition to speak of."""
 
     rollouts: int = 0
     neutral: int = 0
     condition_characters: int = 0
+    reflections: int = 0
     tokens: int = 0
     open: int = 0
     total: float = 0.0
     highest: float = 0.0
     by_class: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, gate: Sequence[float], classes: Sequence[str]) -> None:
-        """Counts the tokens of a rollout, each with its class."""
+    def add(
+        self, gate: Sequence[float], classes: Sequence[str], *, condition: str, is_neutral: bool, text: str
+    ) -> None:
+        """Counts a rollout: the gate and the class of each token, its condition, and the response's text."""
+        self.rollouts += 1
+        self.neutral += is_neutral
+        self.condition_characters += len(condition)
+        self.reflections += count_reflections(text)
         self.tokens += len(gate)
         self.open += sum(value > 0 for value in gate)
         self.total += math.fsum(gate)
@@ -58,13 +65,27 @@ class GateTally:
             sums[0] += value
             sums[1] += 1
 
-    def mean_of(self, name: str) -> float | None:
-        """The mean gate of the tokens of a class; None where there are none."""
-        total, number = self.by_class.get(name, (0.0, 0.0))
-        return total / number if number else None
+    @property
+    def mean(self) -> float | None:
+        """The mean gate; None without tokens."""
+        return self.total / self.tokens if self.tokens else None
 
     @property
     def style_task_ratio(self) -> float | None:
         """Mean gate on style tokens over that on task tokens (NSD, Appendix E; lower is better); None if undefined."""
-        style, task = self.mean_of(STYLE), self.mean_of(TASK)
-        return None if style is None or not task else style / task
+        means = {name: total / number for name, (total, number) in self.by_class.items()}
+        return means[STYLE] / means[TASK] if STYLE in means and means.get(TASK) else None
+
+    def metrics(self) -> dict[str, float | int | None]:
+        """The figures by name; shares and means of nothing are None."""
+
+        def per_rollout(number: int) -> float | None:
+            return number / self.rollouts if self.rollouts else None
+
+        return {
+            "distilled_rollouts": self.rollouts, "distilled_tokens": self.tokens, "gate_mean": self.mean,
+            "gate_open_share": self.open / self.tokens if self.tokens else None, "gate_max": self.highest,
+            "condition_ok_share": per_rollout(self.rollouts - self.neutral),
+            "condition_characters": per_rollout(self.condition_characters),
+            "style_task_ratio": self.style_task_ratio, "reflections": per_rollout(self.reflections),
+        }  # fmt: skip

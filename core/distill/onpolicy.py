@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from strop.core.distill.attempts import Attempt, DistillRollout, DistillTask, Method
+from strop.core.distill.attempts import Attempt, DistillRollout, DistillTask, Method, apply_to_all
 from strop.core.errors import DataError
 from strop.core.records import Record, Task
 from strop.core.rollout.attempts import AttemptMaker, SamplingChoice
@@ -56,13 +56,14 @@ class OnPolicy:
     """Batches for a trainer, each sampled from the policy as it stands when the batch is asked for.
 
     `version` says how many updates the policy has seen. Groups in `consumed` are skipped, with all their samples. What
-    was made goes to `on_rollout`, with its signals.
+    was made goes to `on_rollout`, with its signals; what cannot be attempted or scored goes to `on_bad`.
     """
 
     def __init__(
         self, tasks: Sequence[tuple[Record, DistillTask]], plan: Plan, engine: TransformersEngine, tokenizer: Tokenizer,
         verifiers: Verifiers, method: Method, reading: Reading, *, version: Callable[[], int],
         consumed: Sequence[str] = (), on_rollout: Callable[[Record], None] = lambda _: None,
+        on_bad: Callable[[DataError, Record], None],
     ) -> None:  # fmt: skip
         self.last = Sampled()
         self._tasks = tasks
@@ -75,6 +76,7 @@ class OnPolicy:
         self._version = version
         self._consumed = set(consumed)
         self._on_rollout = on_rollout
+        self._on_bad = on_bad
 
     def batches(self) -> Iterator[Batch]:
         """One batch after the other, pass by pass; the last of a pass may be smaller."""
@@ -94,8 +96,7 @@ class OnPolicy:
         usable = [one for one in attempts if one.rollout.error is None and one.num_sampled]
         for attempt in usable:
             self._method.check(attempt)
-        if usable:
-            self._method.apply(usable)
+        usable = apply_to_all(self._method, usable, self._on_bad)
         batch = Batch(groups=[maker.group_of(task) for _, task in tasks])
         for attempt in attempts:
             self._on_rollout(attempt.record)
@@ -110,7 +111,7 @@ class OnPolicy:
     def _sample(self, maker: AttemptMaker, tasks: Sequence[tuple[Record, DistillTask]]) -> list[Attempt]:
         samples = tuple(range(self._plan.samples))
         loop = RolloutLoop(
-            self._engine, maker, self._verify, concurrency=self._engine.concurrency, on_bad=_raise
+            self._engine, maker, self._verify, concurrency=self._engine.concurrency, on_bad=self._on_bad
         )
         by_id = {task.id: task for _, task in tasks}
         work = [Work(record, record.view(Task), samples, len(samples)) for record, _ in tasks]
@@ -134,7 +135,3 @@ def _counted(attempts: Sequence[Attempt]) -> Sampled:
         len(attempts), sum(one.rollout.error is not None for one in attempts), len(scored), sum(scored),
         sum(one.num_sampled for one in attempts),
     )  # fmt: skip
-
-
-def _raise(error: DataError, record: Record) -> None:
-    raise error

@@ -111,6 +111,13 @@ class Run:
         self._unsaved = 0
         self._on_pack: Callable[[int], None] = lambda _: None
 
+    @property
+    def version(self) -> int:
+        """How many updates the weights have seen."""
+        if self._trainer is not None:
+            return self._trainer.updates
+        return self.start.checkpoint.about.version if self.start.checkpoint else 0
+
     def run(self, batches: Iterable[Batch], on_pack: Callable[[int], None]) -> Iterator[Update | Checkpoint]:
         """Updates with their batch, and checkpoints, as they happen; the last is always the final checkpoint."""
         self._on_pack = on_pack
