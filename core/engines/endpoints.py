@@ -47,11 +47,15 @@ class ServerLimits:
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One server. `ready`: it was seen to serve our model (and adapter) as `model`, and has not failed since."""
+    """One server. `ready`: it was seen to serve our model (and adapter) as `model`, and has not failed since.
+
+    `fingerprint` stands for what it then computed of a fixed text.
+    """
 
     url: str
     client: httpx.AsyncClient
     model: str = ""
+    fingerprint: str = ""
     in_flight: int = 0
     ready: bool = False
     excluded: str = ""

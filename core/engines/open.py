@@ -10,6 +10,8 @@ from strop.core.errors import UsageError
 
 if TYPE_CHECKING:
     from strop.core.engines.protocol import Engine, ModelInfo
+    from strop.core.engines.server import ServerEngine
+    from strop.core.engines.vllm import VllmEngine
     from strop.core.models.load import ModelPath
     from strop.core.models.tokens import Tokenizer
 
@@ -77,9 +79,9 @@ def open_engine(options: EngineOptions) -> Engine:
     if options.record_routing:
         _check_routing(name, options)
     if name == "server":
-        return _open_server(options)
+        return open_server(options)
     if name == "vllm":
-        return _open_vllm(options)
+        return open_vllm(options)
     if name == "script":
         return _open_script(options)
     from strop.core.engines.transformers import TransformersEngine
@@ -100,7 +102,8 @@ def _check_routing(name: str, options: EngineOptions) -> None:
         raise UsageError(f"--routing: {model.name} is not a mixture of experts and has no routing to record")
 
 
-def _open_vllm(options: EngineOptions) -> Engine:
+def open_vllm(options: EngineOptions, *, for_scoring: bool = False) -> VllmEngine:
+    """The engine vllm, with its weights loaded; see VllmEngine for `for_scoring`."""
     from strop.core.engines.vllm import VllmEngine
     from strop.core.models.adapters import model_info
     from strop.core.models.load import load_tokenizer
@@ -109,7 +112,7 @@ def _open_vllm(options: EngineOptions) -> Engine:
     return VllmEngine(
         model.path, load_tokenizer(model).eos_ids, model_info(model, adapter, options.adapter), adapter=adapter,
         device=options.device, dtype=options.dtype, gpu_memory=options.gpu_memory, max_context=options.max_context,
-        seed=options.seed, record_routing=options.record_routing,
+        seed=options.seed, record_routing=options.record_routing, for_scoring=for_scoring,
     )  # fmt: skip
 
 
@@ -122,7 +125,8 @@ def _open_script(options: EngineOptions) -> Engine:
     return ScriptEngine(file, load_tokenizer(model), context_length(model, options.max_context))
 
 
-def _open_server(options: EngineOptions) -> Engine:
+def open_server(options: EngineOptions) -> ServerEngine:
+    """The servers at the endpoints, each of which was seen to serve the model."""
     from strop.core.engines.server import ServerEngine
     from strop.core.models.load import load_tokenizer
 
@@ -132,6 +136,7 @@ def _open_server(options: EngineOptions) -> Engine:
     return ServerEngine(
         options.endpoints, (model.name, str(model.path)), tokenizer.eos_ids, policy_info(options),
         adapter=adapter or served, max_context=options.max_context, vocab_size=tokenizer.vocab_size,
+        scored_at_once=options.batch_rows,
     )  # fmt: skip
 
 

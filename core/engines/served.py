@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.core.engines.lora import Lora
 from strop.core.engines.protocol import Completion, Request
-from strop.core.engines.wire import Answer, Card, Cards, Lasting, Passing, completion, message_of, payload, read
+from strop.core.engines.wire import (
+    Answer,
+    Card,
+    Cards,
+    Lasting,
+    Passing,
+    completion,
+    message_of,
+    payload,
+    prompt_logprobs,
+    read,
+    scoring_payload,
+)
 from strop.core.records import Sampling
 
 if TYPE_CHECKING:
@@ -56,6 +69,11 @@ class ServedModel:
         """One try at one request. Raises Passing or Lasting."""
         return await self._complete(endpoint, request, endpoint.model, sorted(self._eos_ids))
 
+    async def score(self, endpoint: Endpoint, token_ids: list[int]) -> list[float]:
+        """One try to have all tokens but the first scored (nats). Raises Passing or Lasting."""
+        body = scoring_payload(token_ids, endpoint.model)
+        return prompt_logprobs(token_ids, await self._post(endpoint, "/v1/completions", body, Answer))
+
     async def check(self, endpoint: Endpoint) -> None:
         """Makes sure that the endpoint serves our model, and the adapter, token for token.
 
@@ -81,7 +99,7 @@ class ServedModel:
         if self.mode not in ("", mode):
             raise Lasting(f"returns {mode} log-probabilities, and another endpoint {self.mode} ones")
         self.mode = mode
-        endpoint.model, endpoint.ready = model, True
+        endpoint.model, endpoint.ready, endpoint.fingerprint = model, True, _fingerprint(greedy)
         endpoint.succeeded()
 
     async def _probe(self, endpoint: Endpoint, model: str, sampling: Sampling) -> Completion:
@@ -166,6 +184,12 @@ class ServedModel:
             raise
         endpoint.succeeded()
         return found
+
+
+def _fingerprint(greedy: Completion) -> str:
+    """12 hex digits that change with what a probe brought, but not with the last digits of a busy server's values."""
+    seen = [greedy.token_ids, [f"{value:.2f}" for value in greedy.logprobs]]
+    return blake2b(repr(seen).encode(), digest_size=6).hexdigest()
 
 
 def _raise_for(answer: httpx.Response) -> None:

@@ -15,9 +15,9 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from strop.core.engines.endpoints import Endpoint, Pool, ServerLimits, base_url, is_loopback, shown
 from strop.core.engines.lora import read_lora
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strop.core.records import Sampling
 
 log = logging.getLogger("strop.engines")
+T = TypeVar("T")
 
 # Samples in flight for each endpoint; vLLM puts what it cannot batch at once into its queue.
 REQUESTS_PER_ENDPOINT = 128
@@ -45,19 +46,22 @@ class ServerEngine:
     """A model behind OpenAI-compatible endpoints (see core/engines/protocol.py for the methods).
 
     `names` are the names or paths the model may be served under; `adapter` is a LoRA folder that the servers can read,
-    or the name of an adapter that they already serve. Raises Unavailable where no server can be used or one serves
-    something else, UsageError for endpoints that are no URLs.
+    or the name of an adapter that they already serve. `scored_at_once` bounds the prompts that are scored together: 0
+    is 128 an endpoint, or one with an adapter (vLLM's issue 16668: with adapters it takes a prompt's tokens for those
+    of other requests, and on a CPU it ends). Raises Unavailable where no server can be used or one serves something
+    else, UsageError for endpoints that are no URLs.
     """
 
     name = "server"
 
     def __init__(
         self, endpoints: tuple[str, ...], names: tuple[str, ...], eos_ids: frozenset[int], info: ModelInfo, *,
-        adapter: Path | str | None = None, max_context: int | None = None, vocab_size: int = 0,
+        adapter: Path | str | None = None, max_context: int | None = None, vocab_size: int = 0, scored_at_once: int = 0,
         limits: ServerLimits | None = None,
     ) -> None:  # fmt: skip
         self.info = info
         self.concurrency = REQUESTS_PER_ENDPOINT * max(1, len(endpoints))
+        self._scored_at_once = scored_at_once or (self.concurrency if adapter is None else max(1, len(endpoints)))
         self._limits = limits or ServerLimits()
         self._served = ServedModel(
             names, info.model, eos_ids, adapter=read_lora(adapter) if isinstance(adapter, Path) else adapter,
@@ -125,6 +129,22 @@ class ServerEngine:
         if self._served.mode == "raw":
             return "scaled" if sampling.temperature == 1 else "raw"
         return "processed" if sampling.top_p < 1 or sampling.top_k > 0 else "scaled"
+
+    def prompt_logprobs(self, prompts: Sequence[list[int]]) -> list[list[float]]:
+        """Log-probabilities (nats, temperature 1, whole vocabulary) of each prompt's tokens but its first.
+
+        A prompt leaves room for one token in the context. Raises Unavailable where no server gives them.
+        """
+        try:
+            found: list[list[float]] = self._in_loop(self._score(prompts)).result()
+        except Lasting as failure:
+            raise Unavailable(f"scoring failed: {failure}") from None
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for what the first endpoint that could be used computes of a fixed text; weights do not tell here."""
+        return next((endpoint.fingerprint for endpoint in self._pool.endpoints if endpoint.fingerprint), "")
 
     def close(self) -> None:
         """Drops what is still under way. The servers go on; an adapter that was loaded stays with them."""
@@ -220,30 +240,44 @@ class ServerEngine:
         else:
             task.cancel()
 
+    async def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
+        room = asyncio.Semaphore(self._scored_at_once)
+
+        async def score(index: int, token_ids: list[int]) -> list[float]:
+            async with room:
+                return await self._try(lambda endpoint: self._served.score(endpoint, token_ids), seed=index)
+
+        return list(await asyncio.gather(*(score(index, token_ids) for index, token_ids in enumerate(prompts))))
+
     async def _draw(self, request: Request) -> Completion:
-        """Tries until there is an answer, a failure that lasts, or no try is left."""
+        try:
+            return await self._try(lambda endpoint: self._served.draw(endpoint, request), request.seed)
+        except Lasting as failure:
+            return Completion(request.key, error=str(failure))
+
+    async def _try(self, ask: Callable[[Endpoint], Awaitable[T]], seed: int) -> T:
+        """Asks until there is an answer. Raises Lasting for a failure that lasts, and where no try is left."""
         endpoint: Endpoint | None = None
         failure = ""
         for attempt in range(1, self._limits.attempts + 1):
             endpoint = await self._take(avoid=endpoint)
             if endpoint is None:
-                reason = f"no server could be used for {self._limits.patience_s:g} s: {self._pool.reasons()}"
-                return Completion(request.key, error=reason)
+                raise Lasting(f"no server could be used for {self._limits.patience_s:g} s: {self._pool.reasons()}")
             try:
-                return await self._served.draw(endpoint, request)
+                return await ask(endpoint)
             except Lasting as error:
-                return Completion(request.key, error=f"{shown(endpoint.url)}: {error}")
+                raise Lasting(f"{shown(endpoint.url)}: {error}") from None
             except Passing as error:
                 failure = f"{shown(endpoint.url)}: {error}"
                 if not error.of_endpoint and attempt < self._limits.attempts:
-                    await asyncio.sleep(max(error.pause_s, self._pause(request, attempt)))
+                    await asyncio.sleep(max(error.pause_s, self._pause(seed, attempt)))
             finally:
                 endpoint.in_flight -= 1
-        return Completion(request.key, error=f"{failure} (tried {self._limits.attempts} times)")
+        raise Lasting(f"{failure} (tried {self._limits.attempts} times)")
 
-    def _pause(self, request: Request, attempt: int) -> float:
+    def _pause(self, seed: int, attempt: int) -> float:
         """Doubles with each try; between half and all of it, by the request's seed, so that requests spread out."""
-        share = derive_seed(request.seed, "pause", attempt) / 2**53
+        share = derive_seed(seed, "pause", attempt) / 2**53
         return self._limits.pause(attempt) * (0.5 + share / 2)
 
     async def _take(self, avoid: Endpoint | None) -> Endpoint | None:

@@ -17,7 +17,7 @@ from strop.core.engines.sampler import check_sampling, logprobs_mode
 from strop.core.errors import Unavailable
 from strop.core.models.adapters import apply_adapter, merge_adapter, model_info
 from strop.core.models.load import ModelPath, context_length, load_model, load_tokenizer
-from strop.core.models.memory import available_bytes, log
+from strop.core.models.memory import available_bytes, free_memory, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +129,7 @@ class TransformersEngine:
         self._scheduler = None
         self._finished.clear()
         self._pending = 0
-        _free_memory()
+        free_memory()
 
     def __enter__(self) -> Self:
         """The engine itself; nothing is loaded yet."""
@@ -178,13 +178,3 @@ def _cache_tokens(model: Any, device: str) -> int:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     each = 2 * config.num_hidden_layers * heads * size * next(model.parameters()).element_size()
     return int(free * CACHE_SHARE) // int(each)
-
-
-def _free_memory() -> None:
-    import gc
-    import sys
-
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

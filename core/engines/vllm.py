@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,6 +37,8 @@ log = logging.getLogger("strop.engines")
 DEFAULT_GPU_MEMORY = 0.45
 # On a CPU the cache comes out of the machine's memory and is taken at once.
 CPU_CACHE_BYTES = 2 << 30
+# Tokens of one step where prompts are scored: vLLM holds the logits of all of them, [tokens, vocabulary] in float32.
+SCORED_TOKENS = 1024
 # The ranks that vLLM accepts as the largest one; an adapter of another rank takes the next.
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 LORA_ID = 1
@@ -50,8 +52,8 @@ class VllmEngine:
     `folder` is a Hugging Face model folder and `eos_ids` its end tokens; `adapter` a LoRA adapter in peft form.
     `gpu_memory` is the share of the GPU's memory (on a CPU: of the machine's) that vLLM may take, None its default
     here; `max_context` bounds prompt and sampled tokens, None as much as the model and the memory allow. With
-    `record_routing` completions say which experts were used. Raises Unavailable where vLLM or what it needs is missing,
-    UsageError for options it cannot honour.
+    `record_routing` completions say which experts were used; `for_scoring` sets it up for `prompt_logprobs`. Raises
+    Unavailable where vLLM or what it needs is missing, UsageError for options it cannot honour.
     """
 
     name = "vllm"
@@ -60,7 +62,7 @@ class VllmEngine:
     def __init__(
         self, folder: Path, eos_ids: frozenset[int], info: ModelInfo, *, adapter: Path | None = None,
         device: str = "auto", dtype: str = "auto", gpu_memory: float | None = None, max_context: int | None = None,
-        seed: int = 0, record_routing: bool = False,
+        seed: int = 0, record_routing: bool = False, for_scoring: bool = False,
     ) -> None:  # fmt: skip
         self.info = info
         self._eos_ids = sorted(eos_ids)
@@ -78,7 +80,7 @@ class VllmEngine:
         with _undisturbed():
             self._engine = _start(
                 folder, _check_device(device), lora, dtype=dtype, gpu_memory=gpu_memory, max_context=max_context,
-                seed=seed, record_routing=record_routing,
+                seed=seed, record_routing=record_routing, for_scoring=for_scoring,
             )  # fmt: skip
         VllmEngine._one_is_open = True
         try:
@@ -144,6 +146,16 @@ class VllmEngine:
         if sampling.temperature == 0:
             return "raw"
         return "processed" if sampling.top_p < 1 or sampling.top_k > 0 else "scaled"
+
+    def prompt_logprobs(self, prompts: Sequence[list[int]]) -> list[list[float]]:
+        """Log-probabilities (nats, temperature 1, whole vocabulary) of each prompt's tokens but its first.
+
+        While no request is pending; a prompt leaves room for one token in the context. Raises Unavailable where vLLM
+        refuses one or fails.
+        """
+        # With adapters vLLM takes a prompt's tokens for those of other requests in the batch (its issue 16668).
+        batches = [prompts] if self._lora_request is None else [[ids] for ids in prompts]
+        return [values for batch in batches for values in self._score(batch, self._lora_request)]
 
     def close(self) -> None:
         """Lets go of the model and its memory."""
@@ -234,28 +246,42 @@ class VllmEngine:
 
     def _score_probe(self, lora_request: Any) -> list[float]:
         """Log-probabilities of an arbitrary text, to tell one model from another."""
-        from vllm import SamplingParams
-
         ids = [7919 * i % self._vocab_size for i in range(1, min(32, self.context_length - 1))]
+        return self._score([ids], lora_request)[0]
+
+    def _score(self, prompts: Sequence[list[int]], lora_request: Any) -> list[list[float]]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         parameters = SamplingParams(
-            temperature=0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False
-        )
-        self._add(f"probe-{lora_request is not None}", ids, parameters, lora_request)
-        while True:
-            for output in self._step():
-                if output.finished:
-                    return list(output.prompt_logprobs.logprobs)
+            temperature=0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        try:
+            for i, ids in enumerate(prompts):
+                self._add(f"prompt-{i}", ids, parameters, lora_request)
+        except Exception as error:  # noqa: BLE001 (as in `submit`)
+            raise Unavailable(f"vLLM refuses a prompt of {len(ids)} tokens: {_first_line(error)}") from None
+        scored: dict[str, Any] = {}
+        while self._engine.has_unfinished_requests():
+            scored |= {output.request_id: output.prompt_logprobs for output in self._step() if output.finished}
+        found = [scored.get(f"prompt-{i}") for i in range(len(prompts))]
+        if [flat and flat.token_ids for flat in found] != [ids[1:] for ids in prompts]:
+            raise Unavailable("vLLM did not score every token of its prompts")
+        return [list(flat.logprobs) for flat in found if flat is not None]
 
 
 def _start(
     folder: Path, device: str, lora: Lora | None, *, dtype: str, gpu_memory: float | None, max_context: int | None,
-    seed: int, record_routing: bool,
+    seed: int, record_routing: bool, for_scoring: bool,
 ) -> Any:  # fmt: skip
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     dtype = choose_dtype(dtype, device)
     options = _lora_options(lora) | _memory_options(device, gpu_memory)
+    if for_scoring:
+        options["max_num_batched_tokens"] = SCORED_TOKENS
     if device == "cpu":
         needed = count_weights(weight_files(folder)) * (4 if dtype == "float32" else 2)
         check_memory(needed + options.get("kv_cache_memory_bytes", 0), f"{folder} in {dtype}, and vLLM's cache,")
@@ -266,7 +292,8 @@ def _start(
             max_model_len=max_context or -1,
             # Compiling takes minutes on a CPU, longer than the runs that are made there.
             enforce_eager=device == "cpu",
-            enable_prefix_caching=True, logprobs_mode="processed_logprobs", generation_config="vllm",
+            # A cached prefix is not computed again, and so has no log-probabilities.
+            enable_prefix_caching=not for_scoring, logprobs_mode="processed_logprobs", generation_config="vllm",
             disable_log_stats=True, use_tqdm_on_load=False, enable_return_routed_experts=record_routing, **options,
         )  # fmt: skip
         return LLMEngine.from_engine_args(arguments)

@@ -58,10 +58,15 @@ class _Logprobs(Struct):
     tokens: list[str] | None = None
 
 
+class _TokenLogprob(Struct):
+    logprob: float
+
+
 class _Choice(Struct):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
+    prompt_logprobs: list[dict[int, _TokenLogprob] | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -88,6 +93,17 @@ def payload(request: Request, model: str, eos_ids: list[int], context_length: in
     }  # fmt: skip
 
 
+def scoring_payload(token_ids: list[int], model: str) -> dict[str, Any]:
+    """The body of a completions request that asks for the log-probabilities of its own prompt.
+
+    They are the model's at temperature 1; how the one token is sampled that must be asked for does not touch them.
+    """
+    return {
+        "model": model, "prompt": token_ids, "n": 1, "stream": False, "max_tokens": 1, "temperature": 0.0,
+        "ignore_eos": True, "add_special_tokens": False, "prompt_logprobs": 0, "return_token_ids": True,
+    }  # fmt: skip
+
+
 def read(body: bytes, kind: type[Any]) -> Any:
     """A decoded answer. Raises Passing for one that is cut short, Lasting for one that means something else."""
     try:
@@ -99,6 +115,23 @@ def read(body: bytes, kind: type[Any]) -> Any:
             if word in body:
                 raise Lasting(f"the answer holds {word.decode()}, which is no log-probability") from None
         raise Passing(f"the answer is not JSON or was cut short: {error}") from None
+
+
+def prompt_logprobs(token_ids: list[int], answer: Answer) -> list[float]:
+    """The log-probabilities (nats) of a prompt's tokens but its first. Raises Lasting where anything does not fit."""
+    if len(answer.choices) != 1:
+        raise Lasting(f"{len(answer.choices)} choices for one prompt")
+    choice = answer.choices[0]
+    if choice.prompt_logprobs is None:
+        raise Lasting("the answer has no prompt_logprobs: the server cannot score given tokens (vLLM's can)")
+    if choice.prompt_token_ids != token_ids or len(choice.prompt_logprobs) != len(token_ids):
+        raise Lasting("the server scored another prompt than the one that was sent")
+    values = []
+    for token, table in zip(token_ids[1:], choice.prompt_logprobs[1:], strict=True):
+        if table is None or token not in table:
+            raise Lasting("a token of the prompt came back without its log-probability")
+        values.append(table[token].logprob)
+    return values
 
 
 def completion(request: Request, answer: Answer, eos_ids: frozenset[int], vocab_size: int) -> Completion:

@@ -200,6 +200,15 @@ def context_length(model: ModelPath, wanted: int | None = None) -> int:
     return wanted or limit
 
 
+def vocab_size(model: ModelPath) -> int:
+    """How many token ids the model knows; its tokenizer may have fewer. Raises Unavailable where it does not say."""
+    config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))
+    size = (config | (config.get("text_config") or {})).get("vocab_size")
+    if not isinstance(size, int):
+        raise Unavailable(f"{model.path}: its config.json has no vocab_size")
+    return size
+
+
 def load_tokenizer(model: ModelPath) -> Tokenizer:
     """The tokenizer of a model folder. Raises Unavailable for a folder without one."""
     from strop.core.models.tokens import Tokenizer

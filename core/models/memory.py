@@ -35,6 +35,17 @@ def check_memory(needed: int, what: str) -> None:
         )
 
 
+def free_memory() -> None:
+    """Gives back what models that nobody holds any more took, of the GPU too."""
+    import gc
+    import sys
+
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 

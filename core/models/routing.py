@@ -249,6 +249,30 @@ def replaying(model: Any, routing_TLK: Tensor) -> Iterator[None]:
             handle.remove()
 
 
+@contextmanager
+def experts_per_token(model: Any, top_k: int | None) -> Iterator[None]:
+    """Within it every router of the model chooses `top_k` experts for a token; None leaves it to the model.
+
+    What is chosen is what the same checkpoint chooses with `num_experts_per_tok` set so: the gates of the chosen are
+    made to add up to 1 where the model does that. Raises Unavailable where there are no routers, ValueError where there
+    are fewer experts.
+    """
+    if top_k is None:
+        yield
+        return
+    modules = [router.module for router in find_routers(model)]
+    if not 1 <= top_k <= int(modules[0].num_experts):
+        raise ValueError(f"{top_k} experts a token of a model that has {modules[0].num_experts}")
+    before = modules[0].top_k
+    try:
+        for module in modules:
+            module.top_k = top_k
+        yield
+    finally:
+        for module in modules:
+            module.top_k = before
+
+
 def _replay_hook(chosen_TK: Tensor, *, is_normed: bool) -> Any:
     def choose(module: Any, given: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         logits_TE, gates_TK, _ = output

@@ -64,8 +64,8 @@ def test_tally_of_nothing_has_no_means():
     [
         ("", "style"), ("  ", "style"), ("\n\n", "style"), ("7", "task"), (" x2", "task"), ("=", "task"),
         (" +", "task"), ("\\frac", "task"), ("\\\\", "task"), ("$", "task"), ("^", "task"), (" Log", "task"),
-        ("boxed", "task"), (".", "style"), (" —", "style"), ("Therefore", "style"), (" the", "style"), (" apples", "neutral"),
-        ("-", "task"), ("well-known", "neutral"), ("\ufffd", "neutral"),
+        ("boxed", "task"), (".", "style"), (" —", "style"), ("Therefore", "style"), (" the", "style"),
+        (" apples", "neutral"), ("-", "task"), ("well-known", "neutral"), ("\ufffd", "neutral"),
     ],
 )  # fmt: skip
 def test_token_classes(piece, expected):

@@ -123,6 +123,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, body):
         """Tokens and log-probabilities that follow from prompt and seed."""
+        if "prompt_logprobs" in body:
+            table = [None, *({str(token): {"logprob": -token / 8, "rank": 1}} for token in body["prompt"][1:])]
+            choice = {"finish_reason": "length", "prompt_token_ids": body["prompt"], "prompt_logprobs": table}
+            return {"id": "x", "object": "text_completion", "model": body["model"], "choices": [choice]}
         count = min(body["max_tokens"], 4)
         ids = [(body["seed"] + 7 * i + sum(body["prompt"])) % (VOCABULARY - 10) + 5 for i in range(count)]
         shift = self.server.shift + (0.125 if body["model"] != self.server.name else 0.0)
@@ -449,6 +453,55 @@ def test_all_servers_gone_is_an_error_when_patience_ends(start):
     assert all("no server could be used for 1.5 s" in done.error or "tried" in done.error for done in found.values())
 
 
+PROMPTS = [[3, 4, 5 + i] for i in range(60)]
+
+
+def test_scores_of_prompts_come_in_order_from_all_endpoints(start):
+    servers = [start(), start()]
+    with engine_for(*servers) as engine:
+        scores = engine.prompt_logprobs(PROMPTS)
+    assert scores == [[-0.5, -(5 + i) / 8] for i in range(60)]
+    assert sum(len(server.seen) for server in servers) == 60
+    assert min(len(server.seen) for server in servers) >= 20
+    body = servers[0].seen[0]
+    assert (body["max_tokens"], body["prompt_logprobs"], body["stream"]) == (1, 0, False)
+
+
+def test_scoring_gets_over_failures_that_pass(start):
+    server = start(fault=lambda server, number, body: 500 if number % 3 == 1 else None)
+    with engine_for(server) as engine:
+        assert engine.prompt_logprobs(PROMPTS[:9]) == [[-0.5, -(5 + i) / 8] for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (change(prompt_logprobs=None), "cannot score given tokens"),
+        (change(prompt_logprobs=[None, {"4": {"logprob": -1.0}}]), "another prompt"),
+        (change(prompt_token_ids=[1, 3, 4, 5]), "another prompt"),
+        (change(prompt_logprobs=[None, {"4": {"logprob": -1.0}}, None]), "without its log-probability"),
+        (change(prompt_logprobs=[None, {"4": {"logprob": -1.0}}, {"6": {"logprob": -1.0}}]), "without its log-prob"),
+        (change(prompt_logprobs=[None, {"4": {"logprob": None}}, {"5": {"logprob": -1.0}}]), "not what was asked"),
+        (lambda answer: {"choices": []}, "0 choices"),
+        (400, "made to fail with 400"),
+    ],
+)
+def test_scores_that_do_not_fit_the_prompt_are_refused(start, fault, told):
+    server = start(fault=lambda *_: fault)
+    with engine_for(server) as engine, pytest.raises(Unavailable, match=told) as caught:
+        engine.prompt_logprobs(PROMPTS[:1])
+    assert server.url in str(caught.value)
+
+
+def test_other_weights_have_another_fingerprint(start):
+    """Less than what two machines may differ by, and yet not taken for the same."""
+    prints = []
+    for shift in (0.0, 0.0, 0.05):
+        with engine_for(start(shift=shift)) as engine:
+            prints.append(engine.fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+
+
 def test_nobody_there_at_the_start(start):
     server = start()
     url = server.url
@@ -605,8 +658,8 @@ def test_closing_is_quick_with_requests_under_way(start):
 def test_pauses_follow_from_the_seed():
     server = ServerEngine.__new__(ServerEngine)
     server._limits = ServerLimits()
-    pauses = [server._pause(request(seed), 3) for seed in range(50)]
-    assert pauses == [server._pause(request(seed), 3) for seed in range(50)]
+    pauses = [server._pause(seed, 3) for seed in range(50)]
+    assert pauses == [server._pause(seed, 3) for seed in range(50)]
     assert all(1.0 <= pause <= 2.0 for pause in pauses)
     assert max(pauses) - min(pauses) > 0.5
 
