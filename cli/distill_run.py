@@ -88,19 +88,17 @@ class Run:
         self._nsd = nsd
         self._rule = rule
         self._metrics = metrics
+        self._frozen: Scorer | None = None
         self._stack = ExitStack()
 
     def stream(self, tasks: Path | None, batch: int) -> None:
         """As a filter: rollouts in, rollouts with signals out."""
-        from strop.core.engines.open import open_engine, open_tokenizer
+        from strop.core.engines.open import open_tokenizer
 
         io = self._io
-        with self._stack as stack:
+        with self._stack:
             tokenizer = open_tokenizer(self._models.frozen)
-            plays = self._models.frozen if self._plays == "initial" else self._models.student
-            method = self._method(
-                tokenizer, lambda: self._scorer(self._models.frozen), lambda: stack.enter_context(open_engine(plays))
-            )
+            method = self._method(tokenizer, lambda: self._scorer(self._models.frozen), self._open_writer)
             stream = Stream(
                 method, _book(tasks), size=batch, vocabulary=tokenizer.vocab_size,
                 done=lambda name: io.resumed is not None and ("rollout", name) in io.resumed.ids, on_bad=io.reject,
@@ -215,7 +213,8 @@ class Run:
             articles=_articles(wish.articles) if wish.rule.form == "wiki" else (), stored=_stored(wish.conditions),
             on_written=self._condition_keeper(wish.conditions),
         )  # fmt: skip
-        return NegativeTeacher(writer, frozen(), tokenizer, self._prompts, gate=wish.gate)
+        self._frozen = frozen()
+        return NegativeTeacher(writer, self._frozen, tokenizer, self._prompts, gate=wish.gate)
 
     def _teachers(self, tokenizer: Tokenizer, frozen: Callable[[], Scorer]) -> Teachers:
         from strop.core.distill.teachers import Reader, Teachers
@@ -266,6 +265,20 @@ class Run:
         return self._remembering(
             ModelScorer(model, engine.info, context_length=engine.context_length, without_adapter=True)
         )
+
+    def _open_writer(self) -> Engine:
+        """An engine that plays whoever writes conditions; of the frozen model's own weights where it is that."""
+        from strop.core.engines.open import open_engine
+        from strop.core.engines.scorers import TransformersScorer
+        from strop.core.engines.transformers import TransformersEngine
+
+        plays = self._models.frozen if self._plays == "initial" else self._models.student
+        frozen = self._frozen
+        if plays == self._models.frozen and isinstance(frozen, TransformersScorer):
+            engine: Engine = TransformersEngine.open(plays, load=frozen.weights.take)
+        else:
+            engine = open_engine(plays)
+        return self._stack.enter_context(engine)
 
     def _writing(self, engine: Engine) -> Callable[[], Engine]:
         from strop.core.engines.open import open_engine

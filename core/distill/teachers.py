@@ -112,8 +112,8 @@ class Teachers:
         if self._rule.method == "opsd":
             assert self._start is not None
             taught = score_all(self._start, [(one, self._privileged(one)) for one in attempts])
-            for attempt, scores, before in zip(attempts, taught, start, strict=True):
-                self._set(attempt, identity(len(scores)), None, scores, [], before)
+            for attempt, told, before in zip(attempts, taught, start, strict=True):
+                self._set(attempt, identity(len(told)), None, told, [], before)
             return
         assert self._teacher is not None
         seen = [self._see(attempt, self._teacher) for attempt in attempts]

@@ -65,13 +65,16 @@ class TransformersEngine:
         self._pending = 0
 
     @classmethod
-    def open(cls, options: EngineOptions) -> TransformersEngine:
-        """The engine the options describe. Raises Unavailable, UsageError or DataError as models and adapters do."""
+    def open(cls, options: EngineOptions, load: Callable[[], Any] | None = None) -> TransformersEngine:
+        """The engine the options describe, `load` as for the class.
+
+        Raises Unavailable, UsageError or DataError as models and adapters do.
+        """
         model, adapter = resolve_policy(options)
         return cls(
             model, model_info(model, adapter, options.adapter), adapter=adapter, device=options.device,
             dtype=options.dtype, max_context=options.max_context, batch_rows=options.batch_rows,
-            record_routing=options.record_routing,
+            record_routing=options.record_routing, load=load,
         )  # fmt: skip
 
     def renew(self) -> None:
