@@ -169,10 +169,15 @@ def _row(record: Record, names: FieldNames) -> Row:
 
 
 def check_pairs(found: Input) -> None:
-    """Raises DataError unless there are enough pairs to audit."""
+    """Raises DataError unless there are enough pairs to audit, and of enough questions."""
+    where = found.pairs[-1].record.where if found.pairs else None
     if len(found.pairs) < MIN_PAIRS:
-        where = found.pairs[-1].record.where if found.pairs else None
         raise DataError(f"{len(found.pairs)} pairs; expected at least {MIN_PAIRS}, one for each fold", where=where)
+    if (questions := len(set(found.groups()))) < MIN_PAIRS:
+        raise DataError(
+            f"{questions} different questions; expected at least {MIN_PAIRS}, one for each fold", where=where,
+            field="question",
+        )  # fmt: skip
 
 
 def check_rows(found: Input) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strop.core.audit.fast import Fits
-from strop.core.audit.search import MIN_KEPT, Found
+from strop.core.audit.rules import is_auditable
+from strop.core.audit.search import Found
 from strop.core.audit.significance import ZERO_GAP
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ def greedy_prune(
 ) -> Found:
     """Algorithm 1 on pairs `rows` [n, 2, d] under a fold rule; `score` is one of `SCORES`.
 
-    `keep` is None where the threshold cannot be met: at most five pairs are left, or no pair is to blame any more
-    (then deleting would go on for ever in order of ids). `trajectory` has a point for each deletion, with the pair.
+    `keep` is None where the threshold cannot be met: fewer than five groups would be left, or no pair is to blame any
+    more (then deleting would go on for ever in order of ids). `trajectory` has a point for each deletion, with the
+    pair.
     """
     import numpy as np
 
@@ -89,11 +91,13 @@ def greedy_prune(
             break
         blame = _blame(rows[left], fits, logits, score)
         worst = float(blame.max())
-        if len(left) <= MIN_KEPT or worst <= 0:
+        if worst <= 0:
             return found
         place = int(np.flatnonzero(blame >= worst - TIE)[0])
         removed = int(left[place])
         left = np.delete(left, place)
+        if not is_auditable(groups[left]):
+            return found
         tick()
     deleted = sorted(set(range(len(rows))) - set(left.tolist()))
     found.details["num_removed"] = len(deleted)

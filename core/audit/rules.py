@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strop.core.audit.fast import Fits, pair_foldings
-from strop.core.audit.folds import release_folds, stable_folds
+from strop.core.audit.folds import NUM_FOLDS, release_folds, stable_folds
 from strop.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDINGS = 100
 MAX_FOLDINGS = 10_000
+
+
+def is_auditable(groups: ndarray) -> bool:
+    """Whether pairs in these groups [n] can be audited: with fewer than five some fold would be empty."""
+    import numpy as np
+
+    return len(np.unique(groups)) >= NUM_FOLDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from strop.core.audit.fast import Fits, pair_foldings, quick_aucs
+from strop.core.audit.rules import is_auditable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,6 @@ BISECTIONS = 9
 # Sets whose AUC is further off the threshold say nothing about it.
 AUC_REACH = 0.004
 MIN_WIDTH = 0.002
-MIN_KEPT = 5
 # How far the chosen bounds may be widened at the end, and in how many halvings.
 MAX_STRETCH, STRETCHES = 1.3, 6
 
@@ -57,7 +57,7 @@ class Program:
         self.differences = differences
 
     def solve(self, low: ndarray, high: ndarray) -> ndarray | None:
-        """Indices of the kept pairs for bounds [d], [d] around 0; None where there is no solution worth having."""
+        """Indices of the kept pairs for bounds [d], [d] around 0; None where there is no solution."""
         import numpy as np
         from scipy.optimize import linprog
 
@@ -67,8 +67,7 @@ class Program:
         )
         if done.x is None:
             return None
-        keep = np.flatnonzero(done.x > 0.5)
-        return keep if len(keep) >= MIN_KEPT else None
+        return np.flatnonzero(done.x > 0.5)
 
 
 @dataclass(slots=True)
@@ -98,7 +97,7 @@ class _Search:
 
     def evaluate(self, bounds: ndarray) -> _Candidate | None:
         keep = self.program.solve(bounds[: self.size], bounds[self.size :])
-        if keep is None:
+        if keep is None or not is_auditable(self.groups[keep]):
             return None
         key = keep.tobytes()
         if key not in self.known:
@@ -149,13 +148,12 @@ class _Search:
         for _ in range(STRETCHES):
             factor = (low + high) / 2
             keep = self.program.solve(best.bounds[: self.size] * factor, best.bounds[self.size :] * factor)
-            validated = None if keep is None else self.validate(keep)
-            if keep is None or validated is None or validated[1] > self.threshold:
+            if keep is None or not is_auditable(self.groups[keep]) or self.validate(keep)[1] > self.threshold:
                 high = factor
                 continue
             low = factor
             if len(keep) > len((self.widest or (best, mean))[0].keep):
-                self.widest = _Candidate(0.0, best.bounds * factor, self.auc(keep), keep), validated[0]
+                self.widest = _Candidate(0.0, best.bounds * factor, self.auc(keep), keep), self.validate(keep)[0]
         return self.widest or (best, mean)
 
     def run(self, evaluations: int, scale: float, tick: Callable[[], None]) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from strop.core.audit.fast import Fits, pair_foldings
 from strop.core.audit.probe import Audit, audit_pairs
-from strop.core.audit.search import MIN_KEPT, Found, Program, lp_search
+from strop.core.audit.rules import is_auditable
+from strop.core.audit.search import Found, Program, lp_search
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -58,7 +59,7 @@ def margin_prune(
 
     left = np.arange(len(rows))
     found = Found(None)
-    while len(left) > MIN_KEPT:
+    while is_auditable(groups[left]):
         audits = tree_audits(rows[left], groups[left], SEARCH_FOLDINGS, (seed, 4, found.tried))
         auc = mean_auc(audits)
         found.tried += 1
@@ -108,10 +109,9 @@ def program_prune(rows: ndarray, groups: ndarray, threshold: float, seed: int) -
     for step in range(BISECTIONS + 1):
         bound = 0.0 if step == 0 else (low + high) / 2
         keep = program.solve(np.full(width, -bound), np.full(width, bound))
-        if keep is None:
-            if step == 0:
-                continue
-            high = bound
+        if keep is None or not is_auditable(groups[keep]):
+            if step > 0:
+                high = bound
             continue
         auc = worst_auc(rows[keep], groups[keep], seed)
         found.tried += 1

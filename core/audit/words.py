@@ -82,8 +82,8 @@ def pruning_sentences(kept: int | None, total: int, threshold: float, start_auc:
     """How much of the set is left, and when that is a warning."""
     if kept is None:
         return [
-            f"no part of the {total} pairs keeps the threshold {threshold:g}: with no mean difference left, or with "
-            "nothing left to blame, the audit is still above it; nothing was kept"
+            f"no part of the {total} pairs keeps the threshold {threshold:g}: with no mean difference left, with "
+            "nothing left to blame, or with five questions left, the audit is still above it; nothing was kept"
         ]
     said = [f"kept {kept} of {total} pairs ({kept / total:.0%})"]
     if kept < RUIN_SHARE * total:

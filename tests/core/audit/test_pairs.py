@@ -107,6 +107,8 @@ def test_too_few_pairs():
     with pytest.raises(DataError, match="<stdin>:4: 4 pairs; expected at least 5"):
         check_pairs(read(b'{"correct":"a","incorrect":"b"}\n' * 4))
     check_pairs(read(b'{"correct":"a","incorrect":"b"}\n' * 5))
+    with pytest.raises(DataError, match="<stdin>:9: question: 1 different questions; expected at least 5"):
+        check_pairs(read(b'{"question":"q","correct":"a","incorrect":"b"}\n' * 9))
 
 
 RIGHT, WRONG = b'{"group":"g%d","text":"a","label":1}\n', b'{"group":"g%d","text":"b","label":0}\n'
