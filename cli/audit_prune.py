@@ -139,10 +139,10 @@ def command(
         return
     check_pairs(found)
     run = _Run(io, found, choice, report)
+    run.cohorts = [(name, _cohort(io, path, names)) for name, path in _named(flipped, natural)]
+    run.correctness = None if compare is None else _correctness(compare, len(found.pairs))
     run.audit()
     if not audit_only:
-        run.cohorts = [(name, _cohort(io, path, names)) for name, path in _named(flipped, natural)]
-        run.correctness = None if compare is None else _correctness(compare, len(found.pairs))
         run.prune(rivals)
     run.finish(check=check)
 
