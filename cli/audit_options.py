@@ -84,6 +84,15 @@ Natural = Annotated[
     typer.Option("--natural", metavar="FILE", help="With --flipped: the same on pairs in their natural style.",
                  show_default=False),
 ]  # fmt: skip
+Embeddings = Annotated[
+    str | None,
+    typer.Option(
+        "--embeddings", metavar="FOLDER",
+        help="A Hugging Face encoder: --baselines aflite runs on its embeddings of the answers too, and --flipped "
+        "scores a head on them.",
+        show_default=False,
+    ),
+]  # fmt: skip
 Compare = Annotated[
     Path | None,
     typer.Option(

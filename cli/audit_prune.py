@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from strop.cli import audit_options as opt
 from strop.cli.session import Session, tool
 from strop.core.audit import words
-from strop.core.audit.baselines import BASELINES, baseline
+from strop.core.audit.baselines import BASELINES, aflite, baseline
 from strop.core.audit.leaks import KINDS
 from strop.core.audit.pairs import (
     FieldNames,
@@ -30,6 +30,7 @@ from strop.core.records import Metric, Record
 if TYPE_CHECKING:
     from numpy import ndarray
 
+    from strop.core.audit.cohorts import Encode
     from strop.core.audit.run import Choice, PairSet
     from strop.core.audit.search import Found
 
@@ -50,6 +51,7 @@ def command(
     report: opt.ReportDir = None,
     flipped: opt.Flipped = None,
     natural: opt.Natural = None,
+    embeddings: opt.Embeddings = None,
     compare: opt.Compare = None,
     check: opt.Check = False,
     seed: opt.Seed = 0,
@@ -110,6 +112,8 @@ def command(
     rivals = () if baselines is None else opt.names_in(baselines, BASELINES, "--baselines")
     if natural is not None and flipped is None:
         raise UsageError("--natural goes with --flipped")
+    if embeddings is not None and flipped is None and "aflite" not in rivals:
+        raise UsageError("--embeddings goes with --baselines aflite or --flipped")
     if audit_only and (rivals or flipped or compare or score):
         raise UsageError("--audit-only prunes nothing; leave --baselines, --flipped, --compare and --score out")
     if against != "linear" and score is not None:
@@ -141,6 +145,7 @@ def command(
     run = _Run(io, found, choice, report)
     run.cohorts = [(name, _cohort(io, path, names)) for name, path in _named(flipped, natural)]
     run.correctness = None if compare is None else _correctness(compare, len(found.pairs))
+    run.encode = None if embeddings is None else _encoder(embeddings)
     run.audit()
     if not audit_only:
         run.prune(rivals)
@@ -174,6 +179,12 @@ def _correctness(path: Path, num_items: int) -> ndarray:
     from strop.core.audit.rank import read_correctness
 
     return read_correctness(path, num_items)
+
+
+def _encoder(name: str) -> Encode:
+    from strop.core.audit.embeddings import Encoder
+
+    return Encoder(name)
 
 
 def _metric(io: Session, name: str, value: float | int | None, **more: Any) -> None:
@@ -211,6 +222,7 @@ class _Run:
         self.pruned: Found | None = None
         self.cohorts: list[tuple[str, list[tuple[str, str]]]] = []
         self.correctness: ndarray | None = None
+        self.encode: Encode | None = None
         self.measured: list[dict[str, Any]] = []
         self.final: float | None = None
 
@@ -266,16 +278,21 @@ class _Run:
     def extras(self, keep: ndarray, rivals: tuple[str, ...]) -> None:
         """Baselines at equal size, cohorts, rank fidelity: as far as asked for."""
         from strop.core.audit.cohorts import as_metrics, compare_heads
+        from strop.core.audit.embeddings import held_out_logits
         from strop.core.audit.run import fresh_aucs
 
-        for name in rivals:
-            rival = baseline(name, self.pairs.texts, self.pairs.rows, len(keep), self.choice.seed)
+        found = [(name, baseline(name, self.pairs.texts, self.pairs.rows, len(keep), self.choice.seed))
+                 for name in rivals]  # fmt: skip
+        if "aflite" in rivals and self.encode is not None:
+            rows = self.encode([text for pair in self.pairs.texts for text in pair]).reshape(len(self.pairs), 2, -1)
+            found.append(("aflite on embeddings", aflite(rows, len(keep), self.choice.seed, held_out_logits)))
+        for name, rival in found:
             value = float(fresh_aucs(self.pairs.part(rival), self.choice.seed).mean())
             self.metric("baseline_fresh_auc_mean", value, n=len(rival), of=name)
             self.said.append(f"{name} at {len(rival)} pairs: AUC {value:.4f} over fresh foldings")
         kept_texts = self.pairs.part(keep).texts
         for cohort, texts in self.cohorts:
-            self.measured += as_metrics(cohort, compare_heads(self.pairs.texts, kept_texts, texts))
+            self.measured += as_metrics(cohort, compare_heads(self.pairs.texts, kept_texts, texts, self.encode))
         if self.correctness is not None:
             from strop.core.audit.rank import fidelity
 

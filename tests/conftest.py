@@ -141,6 +141,25 @@ def tiny_moe(smol, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory) -> Path:
+    """A random BERT of two layers that knows nine words: token 5 is "yes", 6 "no", 7 "river", 8 "stone"."""
+    torch = pytest.importorskip("torch", reason="torch is missing (extra model)")
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    folder = tmp_path_factory.mktemp("bert")
+    words = ["yes", "no", "river", "stone", "cloud", "lamp", "a", "b", "c"]
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=14, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=40, initializer_range=0.5,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def engine():
     """A driver of the engine that is here."""
     pytest.importorskip("docker", reason="the package docker is missing (extra sandbox)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from strop.core.audit.fast import Fits
@@ -11,6 +11,7 @@ from strop.core.audit.surface6 import NAMES
 if TYPE_CHECKING:
     from numpy import ndarray
 
+Logits = Callable[["ndarray", "ndarray"], "ndarray"]
 BASELINES = ("prefix", "aflite", "random")
 BINS = 4
 AFLITE_MODELS = 64
@@ -37,12 +38,20 @@ def prefix_order(texts: Sequence[tuple[str, str]], rows: ndarray, seed: int = 42
     return np.array(sorted(shuffled, key=lambda pair: (negated[pair], gaps[pair], pair)), dtype=np.int64)
 
 
-def aflite(rows: ndarray, size: int, seed: int) -> ndarray:
-    """AFLite on the features: each round 64 probes on random halves, then the 10 most predictable pairs leave.
+def probe_logits(rows: ndarray, seen: ndarray) -> ndarray:
+    """Logits [B, 2 n] of all rows by one six-feature probe for each row of `seen` [B, n] (1 where a pair is fitted)."""
+    import numpy as np
+
+    fits = Fits(rows)
+    return np.asarray(fits.weights(np.repeat(seen, 2, axis=1)) @ fits.augmented.T)
+
+
+def aflite(rows: ndarray, size: int, seed: int, logits_of: Logits = probe_logits) -> ndarray:
+    """AFLite: each round 64 probes on random halves, then the 10 most predictable pairs leave.
 
     Predictability of a pair is how often probes that did not see it label its answers rightly, each on its own, as the
-    release's AUCs at five sizes show (which answer scores higher gives other ones). [measured] `rows` [n, 2, d].
-    Raises ValueError unless 0 < size <= n.
+    release's AUCs at five sizes show (which answer scores higher gives other ones). [measured] `rows` [n, 2, d] are
+    features, or whatever `logits_of` fits its models to. Raises ValueError unless 0 < size <= n.
     """
     import numpy as np
 
@@ -51,11 +60,10 @@ def aflite(rows: ndarray, size: int, seed: int) -> ndarray:
     random = np.random.default_rng((seed, 6))
     left = np.arange(len(rows))
     while len(left) > size:
-        fits = Fits(rows[left])
         seen = np.zeros((AFLITE_MODELS, len(left)))
         for row in seen:
             row[random.permutation(len(left))[: len(left) // 2]] = 1
-        logits = fits.weights(np.repeat(seen, 2, axis=1)) @ fits.augmented.T
+        logits = logits_of(rows[left], seen)
         right = ((logits[:, 0::2] >= 0) + 1.0 * (logits[:, 1::2] < 0)) / 2
         unseen = 1 - seen
         predictable = (right * unseen).sum(axis=0) / np.maximum(1, unseen.sum(axis=0))

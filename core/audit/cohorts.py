@@ -1,21 +1,28 @@
 """Heads trained on the full and on the pruned set, scored on cohorts they have not seen, with exact McNemar (sheet A7).
 
-A head is the six-feature probe or the n-gram probe fitted to all pairs of a set; a cohort's pair counts as won if the
-right answer scores higher. On a surface-flipped cohort the right answers wear the style of wrong ones.
+A head is the six-feature probe, the n-gram probe or a logistic regression on embeddings, fitted to all pairs of a set;
+a cohort's pair counts as won if the right answer scores higher. On a surface-flipped cohort the right answers wear the
+style of wrong ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from strop.core.audit.embeddings import embedding_head
 from strop.core.audit.leaks import fit_texts, text_model
 from strop.core.audit.probe import logistic, pair_labels
 from strop.core.audit.surface6 import feature_rows
 
+if TYPE_CHECKING:
+    from numpy import ndarray
+
 Texts = Sequence[tuple[str, str]]
+# What embeds texts [n] as [n, width].
+Encode = Callable[[Sequence[str]], "ndarray"]
 HEADS = ("features", "tfidf")
 
 
@@ -45,15 +52,18 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(min(1.0, 2 * tail / 2**total))
 
 
-def wins(head: str, train: Texts, cohort: Texts) -> list[bool]:
+def wins(head: str, train: Texts, cohort: Texts, encode: Encode | None = None) -> list[bool]:
     """For each pair of the cohort: whether the head fitted to `train` scores the right answer higher.
 
-    A head on words whose training answers have none wins nowhere.
+    A head on words whose training answers have none wins nowhere. The head `embeddings` needs `encode`.
     """
     labels = pair_labels(len(train))
     seen, unseen = [text for pair in train for text in pair], [text for pair in cohort for text in pair]
     if head == "features":
         scores = logistic().fit(feature_rows(seen), labels).decision_function(feature_rows(unseen))
+    elif head == "embeddings":
+        assert encode is not None
+        scores = embedding_head().fit(encode(seen), labels).decision_function(encode(unseen))
     else:
         model = fit_texts(text_model("tfidf"), seen, labels)
         if model is None:
@@ -62,11 +72,11 @@ def wins(head: str, train: Texts, cohort: Texts) -> list[bool]:
     return [bool(right > wrong) for right, wrong in zip(scores[0::2], scores[1::2], strict=True)]
 
 
-def compare_heads(full: Texts, pruned: Texts, cohort: Texts) -> list[Comparison]:
-    """Every head of `HEADS` on one cohort."""
+def compare_heads(full: Texts, pruned: Texts, cohort: Texts, encode: Encode | None = None) -> list[Comparison]:
+    """Every head of `HEADS` on one cohort, and with `encode` one on embeddings."""
     found = []
-    for head in HEADS:
-        first, second = wins(head, full, cohort), wins(head, pruned, cohort)
+    for head in HEADS if encode is None else (*HEADS, "embeddings"):
+        first, second = wins(head, full, cohort, encode), wins(head, pruned, cohort, encode)
         only_full = sum(a and not b for a, b in zip(first, second, strict=True))
         only_pruned = sum(b and not a for a, b in zip(first, second, strict=True))
         found.append(

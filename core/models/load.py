@@ -134,14 +134,15 @@ def cpu_has_bfloat16() -> bool:
     return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
 
 
-def load_model(model: ModelPath, *, device: str = "auto", dtype: str = "auto") -> Any:
+def load_model(model: ModelPath, *, device: str = "auto", dtype: str = "auto", is_encoder: bool = False) -> Any:
     """The transformers model, in eval mode, on `device` in `dtype` (see choose_device, choose_dtype).
 
+    A causal language model, or with `is_encoder` whatever the folder holds, without a head: it gives hidden states.
     Raises Unavailable where memory, weights or support for the architecture is missing.
     """
     torch = _torch()
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
     quiet_transformers()
     device = choose_device(device)
@@ -155,7 +156,7 @@ def load_model(model: ModelPath, *, device: str = "auto", dtype: str = "auto") -
         check_memory(num_weights * width, f"{model.name} in {dtype} ({num_weights / 1e6:.0f}M weights)")
     log.info("loading %s on %s in %s", model.path, device, dtype)
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded = (AutoModel if is_encoder else AutoModelForCausalLM).from_pretrained(
             str(model.path), dtype=getattr(torch, dtype), local_files_only=True
         )
     except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as error:

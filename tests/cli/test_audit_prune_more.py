@@ -74,6 +74,18 @@ def test_heads_on_a_flipped_and_on_a_natural_cohort(run_strop, pairs, tmp_path):
     assert {one["n"] for one in metrics(done, "head_full")} == {150}
 
 
+def test_aflite_and_a_head_on_embeddings(run_strop, tiny_encoder, tmp_path):
+    cohort = file_of(tmp_path / "f.jsonl", plain(10))
+    args = ["--threshold", "0.56", "--baselines", "aflite", "--flipped", cohort, "--embeddings", tiny_encoder]
+    done = run_strop(["audit-prune", *FAST, *args], plain())
+    rivals = metrics(done, "baseline_fresh_auc_mean")
+    assert [(rival["of"], rival["n"]) for rival in rivals] == [
+        (name, len(kept(done))) for name in ("aflite", "aflite on embeddings")
+    ]
+    heads = [one["of"] for one in metrics(done, "head_pruned")]
+    assert heads == [f"flipped, head on {head}" for head in ("features", "tfidf", "embeddings")]
+
+
 def test_ranks_of_models_on_the_kept_pairs(run_strop, pairs, tmp_path):
     draw = random.Random(1)
     panel = [
@@ -184,11 +196,14 @@ def test_a_few_questions_left_are_no_set_and_nothing_is_written(run_strop):
         ("sklearn", "scikit-learn", "audit", []),
         ("scipy", "scipy", "audit", ["--audit-only"]),
         ("matplotlib", "matplotlib", "plot", ["--report", "r"]),
+        ("transformers", "transformers", "model", ["--baselines", "aflite", "--embeddings", "encoder"]),
     ],
 )
 def test_a_missing_package_names_its_extra(run_strop, tmp_path, module, package, extra, args):
     # None in the table of modules: the import system takes the package for missing.
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{module!r}] = None\n")
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder" / "config.json").write_text("{}")
     path = f"{tmp_path}:{ROOT / '.pkg'}"
     done = run_strop(["audit-prune", *args], plain(), check=False, env={"PYTHONPATH": path}, cwd=tmp_path)
     assert (done.status, done.stdout) == (69, b"")
@@ -210,6 +225,7 @@ def test_a_missing_package_names_its_extra(run_strop, tmp_path, module, package,
         (b'{"text":"a","label":1}\n{"text":"a","label":0}\n', [], 2, "not pruned"),
         (b"", ["--natural", "x"], 2, "--natural goes with --flipped"),
         (b"", ["--audit-only", "--baselines", "random"], 2, "--audit-only prunes nothing"),
+        (b"", ["--embeddings", "x"], 2, "--embeddings goes with --baselines aflite or --flipped"),
         (b"", ["--against", "trees", "--score", "hybrid"], 2, "--score is of the linear probe"),
         (b"", ["--baselines", "best"], 2, "--baselines best: expected some of prefix, aflite, random"),
         (b"", ["--probe", "features,bert"], 2, "--probe bert"),
@@ -229,13 +245,14 @@ def test_bad_input_and_options(run_strop, data, args, status, says):
         ("--flipped", None, 66, "f.jsonl: "),
         ("--flipped", b'{"question":"q","correct":"a"}\n', 65, "f.jsonl:1: incorrect: missing"),
         ("--flipped", b"", 65, "f.jsonl: no pairs"),
+        ("--baselines=aflite --embeddings", b"", 65, "f.jsonl: a model is a folder"),
     ],
 )
 def test_a_bad_side_file_is_known_before_anything_is_written(run_strop, tmp_path, option, text, status, says):
     path = tmp_path / "f.jsonl"
     if text is not None:
         path.write_bytes(text)
-    done = run_strop(["audit-prune", *FAST, option, path], plain(), check=False)
+    done = run_strop(["audit-prune", *FAST, *option.split(), path], plain(), check=False)
     assert (done.status, done.stdout) == (status, b"")
     assert says in done.stderr
 
@@ -251,7 +268,7 @@ def test_bad_input_leaves_the_old_output(run_strop, tmp_path):
 
 
 def test_nothing_is_lost_where_lines_are_set_aside(run_strop, tmp_path):
-    """Malformed UTF-8, a torn line, a missing answer go to the file of rejects; all others, foreign ones too, go out."""
+    """Malformed UTF-8, a torn line, a missing answer go to the file of rejects, all others go out."""
     good = [json.dumps(pair).encode() + b"\n" for pair in plain()]
     foreign = b'{"kind":"task","id":"t"}\n'
     bad = [b'{"correct":"\xff","incorrect":"b"}\n', b'{"correct":"a",\n', b'{"question":"q","correct":"a"}\n']
