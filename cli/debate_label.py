@@ -6,15 +6,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
-
 from strop.cli import debate_options as opt
 from strop.cli import model_options as models
 from strop.cli.debate_run import Run
 from strop.cli.session import Session, tool
 from strop.core.errors import DataError, UsageError
-from strop.core.records import Record, Sampling
-from strop.core.streams import Output, read_records
+from strop.core.records import Sampling
+from strop.core.streams import read_records
 
 if TYPE_CHECKING:
     from strop.core.debate.skills import Bank
@@ -171,11 +169,10 @@ def command(
     if io.dry_run:
         run.plan(policy, sampling)
         return
-    run.label(role or [], policy, sampling, replies=replies, buffer=buffer, is_dynamic=not fixed_skills)
-    if skills_out is not None:
-        with Output(path=skills_out) as output:
-            for skill in bank.skills.values():
-                output.write(Record.make("skill", asdict(skill)))
+    run.label(
+        role or [], policy, sampling, replies=replies, buffer=buffer, skills_out=skills_out,
+        is_dynamic=not fixed_skills,
+    )  # fmt: skip
     run.report()
 
 

@@ -14,9 +14,10 @@ from strop.cli import debate_options as opt
 from strop.cli.session import Session
 from strop.core.errors import DataError, InputMissing, Unavailable
 from strop.core.records import Example, Label, Record, Sampling, Skill
-from strop.core.streams import Output, Resumed, read_records
+from strop.core.streams import Output, Resumed, WriteGuard, read_records
 
 if TYPE_CHECKING:
+    from strop.core.debate.buffer import Buffer
     from strop.core.debate.intake import Humans
     from strop.core.debate.labeller import Labeller, Made
     from strop.core.debate.labels import Grading
@@ -77,11 +78,11 @@ class Run:
 
     def label(
         self, specs: list[str], policy: Any, sampling: Sampling, *, replies: Path | None, buffer: Path | None,
-        is_dynamic: bool,
+        skills_out: Path | None, is_dynamic: bool,
     ) -> None:  # fmt: skip
-        """Labels what comes in, and leaves the buffer."""
+        """Labels what comes in, and leaves buffer and bank."""
         from strop.core.debate.buffer import Buffer
-        from strop.core.debate.intake import buffer_records, read_buffer
+        from strop.core.debate.intake import read_buffer
         from strop.core.debate.labeller import Labeller
         from strop.core.debate.rounds import Debate
 
@@ -98,13 +99,23 @@ class Run:
                     self._label_batch(labeller, batch, cast)
                     progress.add(sum(example is not None for _, example in batch))
             self._num_asked, self._num_stored = cast.num_asked, cast.num_stored
-        if buffer is not None:
-            with Output(path=buffer) as output:
-                for record in buffer_records(kept):
-                    output.write(record)
+        self._leave(kept, buffer, skills_out)
         tally = labeller.tally
         if tally.labels and tally.errors == tally.labels:
             raise Unavailable(f"every debate failed by the machinery: {tally.first_error}")
+
+    def _leave(self, kept: Buffer, buffer: Path | None, skills_out: Path | None) -> None:
+        """Both files or, where a signal stops it, none: the buffer says which evidence the bank has used."""
+        from strop.core.debate.intake import buffer_records
+
+        bank = (Record.make("skill", asdict(skill)) for skill in self._bank.skills.values())
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(WriteGuard())
+            for path, records in ((buffer, buffer_records(kept)), (skills_out, bank)):
+                if path is not None:
+                    output = stack.enter_context(Output(path=path))
+                    for record in records:
+                        output.write(record)
 
     def _earlier(self) -> dict[str, Record]:
         """The labels that a killed run wrote: they are kept, and teach the bank what they taught it then."""

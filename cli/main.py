@@ -152,7 +152,7 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGALRM, lambda *_: _die(signum))
     signal.alarm(CLEANUP_LIMIT_S)
     streams = sys.modules.get("strop.core.streams")
-    if streams is not None and streams.WriteGuard.is_writing:
+    if streams is not None and streams.WriteGuard.num_writes:
         streams.WriteGuard.stop = Stopped(signum)
         return
     raise Stopped(signum)

@@ -189,34 +189,40 @@ class Output:
 class WriteGuard:
     """Lets a signal handler wait for the end of a write, so that no line is torn.
 
-    While `is_writing`, a handler puts its exception into `stop` and returns; the write raises it when it is done.
+    While `num_writes` is not 0, a handler puts its exception into `stop` and returns; the outermost write raises it
+    when it is done. Used as a context manager it is such a write around others: of files that belong together either
+    all are put in place or none.
     """
 
-    is_writing = False
+    num_writes = 0
     stop: BaseException | None = None
 
+    def __enter__(self) -> None:
+        WriteGuard.num_writes += 1
 
-class _WriteFailures:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        WriteGuard.num_writes -= 1
+        if WriteGuard.num_writes == 0 and error is None:
+            stop, WriteGuard.stop = WriteGuard.stop, None
+            if stop is not None:
+                raise stop
+
+
+class _WriteFailures(WriteGuard):
     """Turns a failed write into OutputFailed with the file's name, and removes a temporary file that stays behind."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
 
-    def __enter__(self) -> None:
-        WriteGuard.is_writing = True
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        WriteGuard.is_writing = False
-        if isinstance(error, BrokenPipeError):
-            return
-        if isinstance(error, OSError):
+        super().__exit__(kind, error, trace)
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             self._output._discard()
             raise OutputFailed(f"{self._output.path or '<stdout>'}: {error.strerror}") from None
-        stop, WriteGuard.stop = WriteGuard.stop, None
-        if stop is not None and error is None:
-            raise stop
 
 
 def _is_special(path: Path) -> bool:

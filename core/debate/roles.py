@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.core.debate.replies import Question, Reply, Store, stored
@@ -41,8 +41,8 @@ class Backend(Protocol):
 
     name: str
 
-    def ask(self, questions: Sequence[Question]) -> list[Reply]:
-        """One reply a question, in order."""
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, Reply]]:
+        """Each question's number with its reply, as they come: a run that is killed has kept those before."""
 
     def close(self) -> None:
         """Lets go of what it holds."""
@@ -65,9 +65,9 @@ class ProgramRole:
         # Whether there is such a program is known before any work.
         self._program: Program | None = Program(self._arguments, "role")
 
-    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, Reply]]:
         """One after the other, each within the limit of time."""
-        return [self._one(question) for question in questions]
+        return enumerate(map(self._one, questions))
 
     def _one(self, question: Question) -> Reply:
         from strop.core.envs.programs import Program
@@ -104,9 +104,9 @@ class ReplayRole:
         self._file = file
         self._store = Store(read_records([file], sys.stdin.buffer, None, "example"))
 
-    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, Reply]]:
         """What is recorded; a question without a reply gives a bad one."""
-        return [self._one(question) for question in questions]
+        return enumerate(map(self._one, questions))
 
     def _one(self, question: Question) -> Reply:
         text = self._store.any(question)
@@ -137,27 +137,25 @@ class ModelRole:
         self.name = f"model:{info.model}@{info.revision}{adapter} ({drawn})"
         self.sampled_tokens = 0
 
-    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, Reply]]:
         """All together, each under its own seed. A prompt that does not fit leaves an error."""
         from strop.core.engines.protocol import Request
 
         engine, tokenizer = self._open()
-        replies: dict[int, Reply] = {}
         for number, question in enumerate(questions):
             chat = tokenizer.chat_template is not None
             prompt = [{"role": "user", "content": question.prompt}] if chat else question.prompt
             ids = tokenizer.encode_prompt(prompt)
             if len(ids) >= engine.context_length:
                 told = f"a prompt of {len(ids)} tokens in a context of {engine.context_length}"
-                replies[number] = Reply("", f"{self.name}: {told}")
+                yield number, Reply("", f"{self.name}: {told}")
                 continue
             engine.submit(Request(number, ids, self._sampling, question.seed))
         while engine.pending:
             for done in engine.collect():
                 self.sampled_tokens += len(done.token_ids)
                 text = "" if done.error else tokenizer.decode(done.token_ids)
-                replies[done.key] = Reply(text, done.error)
-        return [replies[number] for number in range(len(questions))]
+                yield done.key, Reply(text, done.error)
 
     def _open(self) -> tuple[Any, Any]:
         if self._engine is None:
@@ -205,7 +203,8 @@ class Cast:
         for side, numbers in wanted.items():
             backend = self._by_side[side]
             self.num_asked += len(numbers)
-            for number, reply in zip(numbers, backend.ask([questions[n] for n in numbers]), strict=True):
+            for place, reply in backend.ask([questions[number] for number in numbers]):
+                number = numbers[place]
                 # A lone surrogate is no text, and could not be written.
                 text = reply.text.encode("utf-8", "replace").decode()
                 replies[number] = Reply(text, reply.error, reply.is_bad)
