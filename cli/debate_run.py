@@ -169,9 +169,10 @@ class Run:
         made = labeller.label([(record, example) for record, example in batch if example is not None])
         for record, example in batch:
             if example is None:
-                io.write(record)
                 if record.kind == "label":
                     self._take_in(record)
+                else:
+                    io.write(record)
                 continue
             found = next(made)
             if isinstance(found, Case):
@@ -189,7 +190,12 @@ class Run:
     def _take_in(self, record: Record) -> None:
         """A label that came in: counted and exported like one made here."""
         try:
-            label = record.view(Label)
+            label = self._intake.read_label(record)
+        except DataError as error:
+            self._io.reject(error, record)
+            return
+        self._io.write(record)
+        try:
             missing = [one["id"] for one in label.trace.get("retrieved", ()) if one["id"] not in self._bank.skills]
             if missing and self.exports:
                 raise record.bad(f"skill {missing[0]!r} is not in the bank (--skills)", "trace.retrieved")

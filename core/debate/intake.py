@@ -15,7 +15,7 @@ from strop.core.debate.buffer import Buffer, Entry
 from strop.core.debate.labels import normal_query
 from strop.core.debate.verdict import VERDICTS
 from strop.core.errors import DataError
-from strop.core.records import Example, Record
+from strop.core.records import Example, Label, Record
 from strop.core.streams import read_records
 
 
@@ -58,10 +58,10 @@ class Humans:
 
 
 class Intake:
-    """Checks examples as they come: ids once, labels in range, no query in two splits. It keeps their hashes."""
+    """Checks examples and labels as they come: ids once, labels in range, no query in two splits. It keeps hashes."""
 
     def __init__(self) -> None:
-        self._ids: dict[str, Any] = {}
+        self._ids: dict[tuple[str, str], Any] = {}
         self._splits: dict[bytes, tuple[str, Any]] = {}
 
     def read(self, record: Record) -> Example:
@@ -72,15 +72,27 @@ class Intake:
                 raise record.bad("empty", name)
         check_raw(record, "y_raw", example.y_raw)
         check_raw(record, "y_human", example.y_human)
-        if example.id in self._ids:
-            raise record.bad(f"example {example.id!r} came before, at {self._ids[example.id]}", "id")
-        if example.split is not None:
-            split, where = self._splits.setdefault(_digest(example.query), (example.split, record.where))
-            if split != example.split:
-                message = f"the same request is in split {split!r} at {where}: a query must not cross splits"
-                raise record.bad(message, "query")
-        self._ids[example.id] = record.where
+        self._note(record, "example", example.id, example.query, example.split)
         return example
+
+    def read_label(self, record: Record) -> Label:
+        """The label of a record, checked like an example. Raises DataError."""
+        label = record.view(Label)
+        check_raw(record, "verdict", label.verdict)
+        check_raw(record, "y_raw", label.y_raw)
+        check_raw(record, "trace.y_human", label.trace.get("y_human"))
+        self._note(record, "label", label.id, label.query, label.split)
+        return label
+
+    def _note(self, record: Record, kind: str, name: str, query: str, split: str | None) -> None:
+        if (kind, name) in self._ids:
+            raise record.bad(f"{kind} {name!r} came before, at {self._ids[kind, name]}", "id")
+        if split is not None:
+            known, where = self._splits.setdefault(_digest(query), (split, record.where))
+            if known != split:
+                message = f"the same request is in split {known!r} at {where}: a query must not cross splits"
+                raise record.bad(message, "query")
+        self._ids[kind, name] = record.where
 
 
 def check_raw(record: Record, name: str, value: int | None) -> None:

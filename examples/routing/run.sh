@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A router that knows what agents can do: pairs out of BFCL, labels by debate (rules; the small model), then the router in
-# six variants. MODEL= another model; OUT= the place; TRAIN=, TEST= pairs of the router, SPOKEN= of the model's debate.
+# six variants, one of them also by GRPO. MODEL= another model; OUT= the place; SEEDS= of the rules; TRAIN=, TEST= pairs of
+# the router, SPOKEN= of the model's debate, TASKS=, SAMPLES=, UPDATES= of GRPO; JOBS= stages side by side (here 2).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bash .pkg/venv.sh model
@@ -14,4 +15,4 @@ if [ -z "${MODEL:-}" ]; then
   MODEL=$(PYTHON=python bash examples/quickstart/get_model.sh)
 fi
 export MODEL
-exec make --no-print-directory --file examples/routing/Makefile "$@"
+exec make --jobs "${JOBS:-2}" --no-print-directory --file examples/routing/Makefile "$@"

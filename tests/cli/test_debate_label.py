@@ -305,7 +305,9 @@ def test_replies_that_answer_twice_are_bad_data(label, tmp_path):
     assert done.status == 65
     assert f"{file}:2: role: support of 'a' answered round 1 twice, first at {file}:1" in done.stderr
     file = written(tmp_path, "replies.jsonl", [reply | {"role": "clown"}])
-    assert "role: 'clown', expected one of" in label("--role", f"replay:{file}", check=False).stderr
+    done = label("--role", f"replay:{file}", check=False)
+    assert (done.status, done.stdout) == (65, b"")
+    assert "role: 'clown', expected one of" in done.stderr
 
 
 def test_a_reply_that_is_missing_is_bad_data_at_the_example(label, tmp_path, rules):
@@ -410,12 +412,62 @@ def test_what_is_missing_or_does_not_fit(label, args, status, says):
     assert "Traceback" not in done.stderr
 
 
-def test_a_bad_buffer(label, rules, tmp_path):
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        (lambda entry: [entry, entry], ":2: id: example 'a' is in the buffer already"),
+        (lambda entry: [entry | {"pattern": "tools"}], ":1: pattern: 'tools', expected GAP/DIRECTION"),
+        (lambda entry: [entry | {"kind": "skill"}], ":1: kind: 'skill'; a buffer holds disagreement records"),
+    ],
+)
+def test_a_bad_buffer(label, rules, tmp_path, records, says):
     entry = {"kind": "disagreement", "id": "a", "pattern": "tools/over_accept", "priority": 1.5, "query": "q"}
-    buffer = written(tmp_path, "buffer.jsonl", [entry, entry])
-    assert f"{buffer}:2: id: " in label("--role", rules, "--buffer", buffer, check=False).stderr
-    buffer = written(tmp_path, "buffer.jsonl", [entry | {"pattern": "tools"}])
-    assert f"{buffer}:1: pattern: " in label("--role", rules, "--buffer", buffer, check=False).stderr
+    buffer = written(tmp_path, "buffer.jsonl", records(entry))
+    before = buffer.read_bytes()
+    done = label("--role", rules, "--buffer", buffer, check=False)
+    assert (done.status, done.stdout) == (65, b"")
+    assert f"{buffer}{says}" in done.stderr
+    assert buffer.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([{"id": "a", "y_human": 3}], ":1: y_human: 3, expected a raw label 0, 1 or 2"),
+        ([{"id": "a", "y_human": 1}, {"id": "a", "y_human": 2}], ":2: id: example 'a' was labelled before"),
+        ([{"id": "a"}], ":1: "),
+    ],
+)
+def test_bad_human_labels(label, rules, tmp_path, records, says):
+    human = written(tmp_path, "human.jsonl", records)
+    done = label("--role", rules, "--eval", human, check=False)
+    assert (done.status, done.stdout) == (65, b"")
+    assert f"{human}{says}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"verdict": 3}, "verdict: 3, expected a raw label 0, 1 or 2"),
+        ({"y_raw": -1}, "y_raw: -1, expected a raw label 0, 1 or 2"),
+        ({"id": "a"}, "id: label 'a' came before, at <stdin>:1"),
+        (
+            {"query": "Please rebook FLIGHT LH1", "split": "test"},
+            "query: the same request is in split 'train' at <stdin>:1: a query must not cross splits",
+        ),
+    ],
+)
+def test_a_bad_label_that_comes_in(label, rules, tmp_path, change, says):
+    first, second = of(label("--role", rules, examples=[one | {"split": "train"} for one in EXAMPLES[:2]]), "label")
+    labels = [first, second | change]
+    done = label("--export", "sft", examples=labels, check=False)
+    assert done.status == 65
+    assert f"<stdin>:2: {says}" in done.stderr
+    assert [(one["kind"], one["id"]) for one in done.records] == [("label", "a"), ("sft", "a/full")]
+    rejects = tmp_path / "rejects.jsonl"
+    done = label("--export", "sft", "--keep-going", "--rejects", rejects, examples=labels, check=False)
+    assert done.status == 1
+    assert says in ": ".join(map(str, (json.loads(rejects.read_text())[key] for key in ("field", "reason"))))
 
 
 def test_the_plan(label, rules):
