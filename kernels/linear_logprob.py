@@ -3,14 +3,17 @@
 The logits [T, V] are never held: a block of tokens meets the vocabulary block by block, with the softmax's maximum and
 sum carried along (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). The gradient to the hidden states
 is one row per token times the incoming scalar, so those rows are accumulated in the same pass and nothing is recomputed
-for them; the gradient to the matrix and the bias recomputes the blocks.
+for them; the gradient to the matrix and the bias recomputes the blocks. The passes over the vocabulary are matrix
+products of torch here, and one Triton kernel in `linear_logprob_triton`.
 
 Axes: T tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +24,7 @@ BLOCK_TOKENS = 2048
 BLOCK_VOCAB = 4096
 # Products of narrow operands into float32 came to torch.mm with 2.8; before, the operands are converted.
 NARROW_PRODUCTS = torch.__version__ >= (2, 8)  # type: ignore[operator]
+FORMS = ("auto", "blocked", "triton")
 
 
 def linear_logprob(
@@ -34,6 +38,7 @@ def linear_logprob(
     block_vocab: int = BLOCK_VOCAB,
     return_entropy: bool = False,
     entropy_grad: bool = True,
+    form: str = "auto",
 ) -> tuple[Tensor, ...]:
     """`log_softmax((hidden @ weight.T + bias) / temperature)` at the targets, in nats, and the entropy if asked for.
 
@@ -41,7 +46,9 @@ def linear_logprob(
     one number or one for each token. Returns `(logprobs_T,)` or `(logprobs_T, entropy_T)`, in float32 (float64 for
     float64 input): products of bfloat16 operands are accumulated and kept in float32. Differentiable once with respect
     to hidden, weight and bias; `entropy_grad=False` makes the entropy a mere measurement and saves a matrix product.
-    At most `block_tokens` x `block_vocab` logits exist at a time. Raises ValueError for shapes or ids that do not fit.
+    At most `block_tokens` x `block_vocab` logits exist at a time. `form` "triton" keeps them in registers, and takes
+    bfloat16, float16 and float32; "auto" chooses it on a GPU for the two narrow types (float32 products are left to the
+    vendor's library) where Triton is installed. Raises ValueError for shapes or ids that do not fit.
 
     Source: our choice of blocks and of accumulating the gradient in the forward pass; the mathematics is softmax's.
 
@@ -50,9 +57,10 @@ def linear_logprob(
     -1.3863
     """
     _check(hidden_TH, weight_VH, targets_T, bias, block_tokens, block_vocab)
-    inverse_T = _inverse_temperature(temperature, hidden_TH)
+    inverse_T, is_triton = _inverse_temperature(temperature, hidden_TH), _is_triton(form, hidden_TH)
+    blocks = (block_tokens, block_vocab)
     logprobs_T, entropy_T = _LinearLogprob.apply(  # type: ignore[no-untyped-call]
-        hidden_TH, weight_VH, bias, targets_T, inverse_T, (block_tokens, block_vocab), return_entropy, entropy_grad
+        hidden_TH, weight_VH, bias, targets_T, inverse_T, blocks, return_entropy, entropy_grad, is_triton
     )
     return (logprobs_T, entropy_T) if return_entropy else (logprobs_T,)
 
@@ -73,6 +81,20 @@ def _check(
         raise ValueError("blocks hold at least one token and one word")
     if targets_T.numel() and not 0 <= int(targets_T.min()) <= int(targets_T.max()) < weight_VH.shape[0]:
         raise ValueError(f"a target lies outside the vocabulary of {weight_VH.shape[0]}")
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _is_triton(form: str, hidden_TH: Tensor) -> bool:
+    if form not in FORMS:
+        raise ValueError(f"form {form!r} is none of {', '.join(FORMS)}")
+    if form == "triton" and hidden_TH.dtype == torch.float64:
+        raise ValueError("the Triton form keeps its sums in float32, and hidden is float64")
+    narrow = hidden_TH.dtype in (torch.bfloat16, torch.float16)
+    return form == "triton" or (form == "auto" and hidden_TH.is_cuda and narrow and _has_triton())
 
 
 def _inverse_temperature(temperature: float | Tensor, hidden_TH: Tensor) -> Tensor:
@@ -105,12 +127,34 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
+class Wants(NamedTuple):
+    """What a pass over the vocabulary has to bring, besides the log-probability."""
+
+    entropy: bool
+    rows: bool
+    entropy_rows: bool
+
+
+class Sums(NamedTuple):
+    """What a pass over the vocabulary brings, per token; what was not wanted is empty.
+
+    The largest logit; the sums of e = exp(logit - largest) and of e (logit - largest); the target's logit, all [T]; and
+    the sums of e * weight and of e (logit - largest) * weight, [T, H].
+    """
+
+    largest: Tensor
+    total: Tensor
+    shifted: Tensor
+    target: Tensor
+    rows: Tensor
+    entropy_rows: Tensor
+
+
 class _Running:
     """Online softmax of one token block: maximum, sum of exponentials, and the sums weighted by them."""
 
-    def __init__(self, targets_T: Tensor, *, want_entropy: bool, want_rows: bool, want_entropy_rows: bool) -> None:
-        self.targets_T = targets_T
-        self.want_entropy, self.want_rows, self.want_entropy_rows = want_entropy, want_rows, want_entropy_rows
+    def __init__(self, targets_T: Tensor, wants: Wants) -> None:
+        self.targets_T, self.wants = targets_T, wants
         self.max_T: Tensor | None = None
         self.sum_T = self.target_T = self.shifted_T = self.rows_TH = self.entropy_rows_TH = torch.empty(0)
 
@@ -130,33 +174,34 @@ class _Running:
         # A block whose words are all excluded (bias -inf) has no maximum to subtract.
         shift_T = torch.where(self.max_T == -torch.inf, 0, self.max_T)
         logits_TB.sub_(shift_T[:, None])
-        exp_TB = torch.exp(logits_TB) if self.want_entropy else logits_TB.exp_()
+        exp_TB = torch.exp(logits_TB) if self.wants.entropy else logits_TB.exp_()
         self.sum_T += exp_TB.sum(1)
-        if self.want_rows:
+        if self.wants.rows:
             self.rows_TH += _product(exp_TB, weight_BH)
-        if self.want_entropy:
+        if self.wants.entropy:
             # clamp: an excluded word adds nothing, and 0 * -inf would be NaN.
             weighted_TB = logits_TB.clamp_(min=-1e4).mul_(exp_TB)
             self.shifted_T += weighted_TB.sum(1)
-            if self.want_entropy_rows:
+            if self.wants.entropy_rows:
                 self.entropy_rows_TH += _product(weighted_TB, weight_BH)
 
     def _rescale(self, old_T: Tensor | None, new_T: Tensor, weight_BH: Tensor) -> None:
         self.max_T = new_T
         if old_T is None:
-            self.sum_T, self.shifted_T = torch.zeros_like(new_T), torch.zeros_like(new_T)
-            rows = new_T.new_zeros(new_T.shape[0], weight_BH.shape[1])
-            self.rows_TH = rows if self.want_rows else rows[:0]
-            self.entropy_rows_TH = torch.zeros_like(rows) if self.want_entropy_rows else rows[:0]
+            shape = (new_T.shape[0], weight_BH.shape[1])
+            self.sum_T = torch.zeros_like(new_T)
+            self.shifted_T = new_T.new_zeros(new_T.shape if self.wants.entropy else 0)
+            self.rows_TH = new_T.new_zeros(shape if self.wants.rows else 0)
+            self.entropy_rows_TH = new_T.new_zeros(shape if self.wants.entropy_rows else 0)
             return
         step_T = torch.where(old_T == -torch.inf, 0, old_T - new_T)
         scale_T = step_T.exp()
-        if self.want_entropy:
+        if self.wants.entropy:
             self.shifted_T = (self.shifted_T + step_T * self.sum_T) * scale_T
-            if self.want_entropy_rows:
+            if self.wants.entropy_rows:
                 self.entropy_rows_TH.add_(self.rows_TH * step_T[:, None]).mul_(scale_T[:, None])
         self.sum_T *= scale_T
-        if self.want_rows:
+        if self.wants.rows:
             self.rows_TH *= scale_T[:, None]
 
 
@@ -172,36 +217,37 @@ class _LinearLogprob(torch.autograd.Function):
         blocks: tuple[int, int],
         want_entropy: bool,
         entropy_grad: bool,
+        is_triton: bool,
     ) -> tuple[Tensor, Tensor]:
         num_tokens, dtype = hidden_TH.shape[0], _wide(hidden_TH.dtype)
         want_rows = ctx.needs_input_grad[0]
-        want_entropy_rows = want_rows and want_entropy and entropy_grad
+        wants = Wants(want_entropy, want_rows, want_rows and want_entropy and entropy_grad)
         logprobs_T, normaliser_T = hidden_TH.new_empty(2, num_tokens, dtype=dtype)
         entropy_T = hidden_TH.new_empty(num_tokens if want_entropy else 0, dtype=dtype)
         # d logprob / d hidden and d entropy / d hidden, one row per token.
         rows_TH = hidden_TH.new_empty(hidden_TH.shape if want_rows else 0, dtype=dtype)
-        entropy_rows_TH = hidden_TH.new_empty(hidden_TH.shape if want_entropy_rows else 0, dtype=dtype)
+        entropy_rows_TH = hidden_TH.new_empty(hidden_TH.shape if wants.entropy_rows else 0, dtype=dtype)
         for start in range(0, num_tokens, blocks[0]):
             part = slice(start, start + blocks[0])
-            running = _Running(
-                targets_T[part], want_entropy=want_entropy, want_rows=want_rows, want_entropy_rows=want_entropy_rows
-            )
-            logit_blocks = _logit_blocks(hidden_TH[part], weight_VH, bias, inverse_T[part], blocks[1])
-            for word, weight_BH, logits_TB in logit_blocks:
-                running.add(logits_TB, word, weight_BH)
-            assert running.max_T is not None
-            normaliser_T[part] = running.max_T + running.sum_T.log()
-            logprobs_T[part] = running.target_T - normaliser_T[part]
-            if want_entropy:
-                entropy_T[part] = running.sum_T.log() - running.shifted_T / running.sum_T
-            if want_rows:
-                mean_TH = running.rows_TH.div_(running.sum_T[:, None])
+            inputs = (hidden_TH[part], weight_VH, bias, targets_T[part], inverse_T[part])
+            if is_triton:
+                from strop.kernels.linear_logprob_triton import triton_sums
+
+                sums = triton_sums(*inputs, wants)
+            else:
+                sums = _blocked_sums(*inputs, wants, blocks[1])
+            normaliser_T[part] = sums.largest + sums.total.log()
+            logprobs_T[part] = sums.target - normaliser_T[part]
+            if wants.entropy:
+                entropy_T[part] = sums.total.log() - sums.shifted / sums.total
+            if wants.rows:
+                mean_TH = sums.rows.div_(sums.total[:, None])
                 rows_TH[part] = (weight_VH[targets_T[part]] - mean_TH).mul_(inverse_T[part, None])
-                if want_entropy_rows:
+                if wants.entropy_rows:
                     # dH/dlogit = -p (log p + H), and the mean of (log p) under p is -H.
-                    mean_shift_T = running.shifted_T / running.sum_T
-                    running.entropy_rows_TH.div_(running.sum_T[:, None]).sub_(mean_TH * mean_shift_T[:, None])
-                    entropy_rows_TH[part] = running.entropy_rows_TH.mul_(-inverse_T[part, None])
+                    mean_shift_T = sums.shifted / sums.total
+                    sums.entropy_rows.div_(sums.total[:, None]).sub_(mean_TH * mean_shift_T[:, None])
+                    entropy_rows_TH[part] = sums.entropy_rows.mul_(-inverse_T[part, None])
         ctx.save_for_backward(
             hidden_TH, weight_VH, bias, targets_T, inverse_T, normaliser_T, entropy_T, rows_TH, entropy_rows_TH
         )
@@ -231,7 +277,25 @@ class _LinearLogprob(torch.autograd.Function):
                 hidden_TH, weight_VH, bias, targets_T, inverse_T, ctx.blocks,
                 normaliser_T, entropy_T, grad_logprobs_T, grad_entropy_T,
             )  # fmt: skip
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
+
+
+def _blocked_sums(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    bias: Tensor | None,
+    targets_T: Tensor,
+    inverse_T: Tensor,
+    wants: Wants,
+    block: int,
+) -> Sums:
+    running = _Running(targets_T, wants)
+    for start, weight_BH, logits_TB in _logit_blocks(hidden_TH, weight_VH, bias, inverse_T, block):
+        running.add(logits_TB, start, weight_BH)
+    assert running.max_T is not None
+    return Sums(
+        running.max_T, running.sum_T, running.shifted_T, running.target_T, running.rows_TH, running.entropy_rows_TH
+    )
 
 
 def _logit_blocks(hidden_TH: Tensor, weight_VH: Tensor, bias: Tensor | None, inverse_T: Tensor, block: int) -> Any:
