@@ -18,12 +18,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# 2,048 x 4,096 float32 logits are 32 MiB. Long token blocks keep the matrix products efficient, and a vocabulary block
-# is converted to float32 once per token block.
-BLOCK_TOKENS = 2048
-BLOCK_VOCAB = 4096
-# Products of narrow operands into float32 came to torch.mm with 2.8; before, the operands are converted.
-NARROW_PRODUCTS = torch.__version__ >= (2, 8)  # type: ignore[operator]
+from strop.kernels.logit_blocks import (
+    BLOCK_TOKENS,
+    BLOCK_VOCAB,
+    inverse_temperature,
+    logit_blocks,
+    operand,
+    product,
+    wide_dtype,
+)
+
 FORMS = ("auto", "blocked", "triton")
 
 
@@ -57,7 +61,7 @@ def linear_logprob(
     -1.3863
     """
     _check(hidden_TH, weight_VH, targets_T, bias, block_tokens, block_vocab)
-    inverse_T, is_triton = _inverse_temperature(temperature, hidden_TH), _is_triton(form, hidden_TH)
+    inverse_T, is_triton = inverse_temperature(temperature, hidden_TH), _is_triton(form, hidden_TH)
     blocks = (block_tokens, block_vocab)
     logprobs_T, entropy_T = _LinearLogprob.apply(  # type: ignore[no-untyped-call]
         hidden_TH, weight_VH, bias, targets_T, inverse_T, blocks, return_entropy, entropy_grad, is_triton
@@ -95,36 +99,6 @@ def _is_triton(form: str, hidden_TH: Tensor) -> bool:
         raise ValueError("the Triton form keeps its sums in float32, and hidden is float64")
     narrow = hidden_TH.dtype in (torch.bfloat16, torch.float16)
     return form == "triton" or (form == "auto" and hidden_TH.is_cuda and narrow and _has_triton())
-
-
-def _inverse_temperature(temperature: float | Tensor, hidden_TH: Tensor) -> Tensor:
-    temperature_T = torch.as_tensor(temperature, dtype=_wide(hidden_TH.dtype), device=hidden_TH.device)
-    if temperature_T.dim() and temperature_T.shape != hidden_TH.shape[:1]:
-        raise ValueError(f"{tuple(temperature_T.shape)} temperatures for {hidden_TH.shape[0]} tokens")
-    if not bool((temperature_T > 0).all()):
-        raise ValueError("the temperature must be positive")
-    return temperature_T.reciprocal().detach().expand(hidden_TH.shape[0])
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype sums are kept in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _operand(tensor: Tensor) -> Tensor:
-    """What enters a matrix product: narrow types stay so on an accelerator, whose products accumulate in float32.
-
-    A CPU's bfloat16 product rounds its result to bfloat16 (an error of 0.06 on a logit of 16) and, where the CPU has no
-    bfloat16 instructions, is also many times slower than the converted one.
-    """
-    return tensor if tensor.is_cuda and NARROW_PRODUCTS else tensor.to(_wide(tensor.dtype))
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` in the wide dtype."""
-    if right.is_cuda and right.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
-    return left @ right
 
 
 class Wants(NamedTuple):
@@ -177,13 +151,13 @@ class _Running:
         exp_TB = torch.exp(logits_TB) if self.wants.entropy else logits_TB.exp_()
         self.sum_T += exp_TB.sum(1)
         if self.wants.rows:
-            self.rows_TH += _product(exp_TB, weight_BH)
+            self.rows_TH += product(exp_TB, weight_BH)
         if self.wants.entropy:
             # clamp: an excluded word adds nothing, and 0 * -inf would be NaN.
             weighted_TB = logits_TB.clamp_(min=-1e4).mul_(exp_TB)
             self.shifted_T += weighted_TB.sum(1)
             if self.wants.entropy_rows:
-                self.entropy_rows_TH += _product(weighted_TB, weight_BH)
+                self.entropy_rows_TH += product(weighted_TB, weight_BH)
 
     def _rescale(self, old_T: Tensor | None, new_T: Tensor, weight_BH: Tensor) -> None:
         self.max_T = new_T
@@ -219,7 +193,7 @@ class _LinearLogprob(torch.autograd.Function):
         entropy_grad: bool,
         is_triton: bool,
     ) -> tuple[Tensor, Tensor]:
-        num_tokens, dtype = hidden_TH.shape[0], _wide(hidden_TH.dtype)
+        num_tokens, dtype = hidden_TH.shape[0], wide_dtype(hidden_TH.dtype)
         want_rows = ctx.needs_input_grad[0]
         wants = Wants(want_entropy, want_rows, want_rows and want_entropy and entropy_grad)
         logprobs_T, normaliser_T = hidden_TH.new_empty(2, num_tokens, dtype=dtype)
@@ -290,23 +264,12 @@ def _blocked_sums(
     block: int,
 ) -> Sums:
     running = _Running(targets_T, wants)
-    for start, weight_BH, logits_TB in _logit_blocks(hidden_TH, weight_VH, bias, inverse_T, block):
+    for start, weight_BH, logits_TB in logit_blocks(hidden_TH, weight_VH, bias, inverse_T, block):
         running.add(logits_TB, start, weight_BH)
     assert running.max_T is not None
     return Sums(
         running.max_T, running.sum_T, running.shifted_T, running.target_T, running.rows_TH, running.entropy_rows_TH
     )
-
-
-def _logit_blocks(hidden_TH: Tensor, weight_VH: Tensor, bias: Tensor | None, inverse_T: Tensor, block: int) -> Any:
-    """(first word, weight block as an operand, logits over the temperature [T, B]) for each block of the vocabulary."""
-    operand_TH = _operand(hidden_TH)
-    for start in range(0, weight_VH.shape[0], block):
-        weight_BH = _operand(weight_VH[start : start + block])
-        logits_TB = _product(operand_TH, weight_BH.T)
-        if bias is not None:
-            logits_TB += bias[start : start + block]
-        yield start, weight_BH, logits_TB.mul_(inverse_T[:, None])
 
 
 def _weight_gradient(
@@ -322,20 +285,20 @@ def _weight_gradient(
     grad_entropy_T: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Recomputes each block's softmax: dlogit = g (1[target] - p) - h p (log p + H), over the temperature."""
-    dtype = _wide(hidden_TH.dtype)
+    dtype = wide_dtype(hidden_TH.dtype)
     grad_weight = weight_VH.new_zeros(weight_VH.shape, dtype=dtype)
     grad_bias = None if bias is None else bias.new_zeros(bias.shape, dtype=dtype)
     for first in range(0, hidden_TH.shape[0], blocks[0]):
         part = slice(first, first + blocks[0])
-        operand_TH, scale_T = _operand(hidden_TH[part]), inverse_T[part]
+        operand_TH, scale_T = operand(hidden_TH[part]), inverse_T[part]
         target_grad_T = grad_logprobs_T[part] * scale_T
-        for start, _, logits_TB in _logit_blocks(hidden_TH[part], weight_VH, bias, scale_T, blocks[1]):
+        for start, _, logits_TB in logit_blocks(hidden_TH[part], weight_VH, bias, scale_T, blocks[1]):
             log_p_TB = logits_TB.sub_(normaliser_T[part, None])
             p_TB = log_p_TB.exp()
             # clamp: see _Running.add.
             factor_TB = log_p_TB.clamp_(min=-1e4).add_(entropy_T[part, None]).mul_(grad_entropy_T[part, None])
             grad_TB = factor_TB.add_(grad_logprobs_T[part, None]).mul_(p_TB).mul_(-scale_T[:, None])
-            grad_weight[start : start + blocks[1]] += _product(grad_TB.T, operand_TH)
+            grad_weight[start : start + blocks[1]] += product(grad_TB.T, operand_TH)
             if grad_bias is not None:
                 grad_bias[start : start + blocks[1]] += grad_TB.sum(0)
         grad_weight.index_add_(0, targets_T[part], hidden_TH[part].to(dtype) * target_grad_T[:, None])
