@@ -78,7 +78,7 @@ def find_sequence_fault(sequence: TokenSequence, *, vocab_size: int, context_len
     num_tokens = len(sequence.token_ids)
     if any(not 1 <= start <= end <= num_tokens for start, end in sequence.spans):
         return f"spans {sequence.spans} of {num_tokens} tokens; the first token has nothing before it to predict it"
-    needed = _needed(sequence)
+    needed = needed_tokens(sequence)
     if len(needed) > context_length:
         return f"{len(needed)} tokens are more than the {context_length} that the context holds"
     for position, token in enumerate(needed):
@@ -87,12 +87,13 @@ def find_sequence_fault(sequence: TokenSequence, *, vocab_size: int, context_len
     return None
 
 
-def _needed(sequence: TokenSequence) -> list[int]:
+def needed_tokens(sequence: TokenSequence) -> list[int]:
     """The tokens up to the last one that is scored."""
     return sequence.token_ids[: max((end for start, end in sequence.spans if start < end), default=0)]
 
 
-def _check(scorer: Scorer, sequences: Sequence[TokenSequence]) -> None:
+def check_sequences(scorer: Scorer, sequences: Sequence[TokenSequence]) -> None:
+    """Raises BadSequence for the first one that `scorer` cannot score."""
     for index, sequence in enumerate(sequences):
         fault = find_sequence_fault(sequence, vocab_size=scorer.vocab_size, context_length=scorer.context_length)
         if fault is not None:
@@ -136,7 +137,7 @@ class ModelScorer:
         """See Scorer. Weights may have changed since the last call; the values are those of now."""
         from strop.core.models.routing import experts_per_token
 
-        _check(self, sequences)
+        check_sequences(self, sequences)
         off = self._model.disable_adapter() if self._without_adapter else nullcontext()
         try:
             with off, experts_per_token(self._model, self.experts):
@@ -206,7 +207,7 @@ class TransformersScorer:
 
     def score(self, sequences: Sequence[TokenSequence]) -> list[list[float]]:
         """See Scorer."""
-        _check(self, sequences)
+        check_sequences(self, sequences)
         if self._scorer is None:
             self._scorer = ModelScorer(
                 self.weights.take(), self.info, context_length=self.context_length, experts=self.experts
@@ -288,9 +289,9 @@ class PromptScorer:
 
     def score(self, sequences: Sequence[TokenSequence]) -> list[list[float]]:
         """See Scorer."""
-        _check(self, sequences)
+        check_sequences(self, sequences)
         scored = [sequence for sequence in sequences if sequence.positions]
-        rows = iter(self._engine.prompt_logprobs([_needed(sequence) for sequence in scored]) if scored else ())
+        rows = iter(self._engine.prompt_logprobs([needed_tokens(sequence) for sequence in scored]) if scored else ())
         scores: list[list[float]] = []
         for sequence in sequences:
             row = next(rows) if sequence.positions else []
