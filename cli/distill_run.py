@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from strop.core.distill.teachers import TeacherRule, Teachers
     from strop.core.engines.open import EngineOptions
     from strop.core.engines.protocol import Engine
+    from strop.core.engines.score_cache import CachedScorer, ScoreCache
     from strop.core.engines.scorers import Scorer
     from strop.core.models.tokens import Tokenizer
     from strop.core.train.loop import OptimOptions
@@ -89,6 +90,8 @@ class Run:
         self._rule = rule
         self._metrics = metrics
         self._frozen: Scorer | None = None
+        self._cache: ScoreCache | None = None
+        self._cached: list[CachedScorer] = []
         self._stack = ExitStack()
 
     def stream(self, tasks: Path | None, batch: int) -> None:
@@ -238,10 +241,18 @@ class Run:
         """A scorer that lives as long as the run, and remembers where --scores says so."""
         from strop.core.engines.scorers import open_scorer
 
-        return self._remembering(open_scorer(options, experts=experts, beside=beside))
+        return self._remembering(open_scorer(options, experts=experts, beside=_inner(beside)))
 
     def _remembering(self, scorer: Scorer) -> Scorer:
-        return self._stack.enter_context(scorer)
+        from strop.core.engines.score_cache import CachedScorer, ScoreCache
+
+        if self._models.scores is None:
+            return self._stack.enter_context(scorer)
+        if self._cache is None:
+            self._cache = self._stack.enter_context(ScoreCache(self._models.scores))
+        cached = CachedScorer(self._stack.enter_context(scorer), self._cache)
+        self._cached.append(cached)
+        return cached
 
     def _policy_engine(self, setup: Setup) -> Any:
         """An engine over the very model that is in training."""
@@ -273,7 +284,7 @@ class Run:
         from strop.core.engines.transformers import TransformersEngine
 
         plays = self._models.frozen if self._plays == "initial" else self._models.student
-        frozen = self._frozen
+        frozen = _inner(self._frozen)
         if plays == self._models.frozen and isinstance(frozen, TransformersScorer):
             engine: Engine = TransformersEngine.open(plays, load=frozen.weights.take)
         else:
@@ -346,12 +357,20 @@ class Run:
             reasons = {"failed by the machine": counts.failed, "empty": counts.empty, "written before": counts.resumed}
             if some := [f"{number} {why}" for why, number in reasons.items() if number]:
                 io.note(f"left as they were: {', '.join(some)}")
+        if self._cached:
+            known, asked = sum(one.num_hits for one in self._cached), sum(one.num_misses for one in self._cached)
+            io.note(f"{known} of {known + asked} sequences had been scored before")
         for warning in method.warnings():
             io.warn(warning)
         if self._metrics and stream is not None:
             more = {"failed_rollouts": stream.counts.failed, "empty_rollouts": stream.counts.empty}
             for name, value in {**method.take_metrics(), **more}.items():
                 self._metric("distill/", name, value)
+
+
+def _inner(scorer: Scorer | None) -> Scorer | None:
+    """The scorer behind one that remembers."""
+    return getattr(scorer, "inner", scorer)
 
 
 def _articles(file: Path | None) -> list[str]:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from strop.core.models.packing import pack
-from strop.core.train.losses import LossOptions, TokenLoss, kl_estimates, nsd, token_losses, token_weights
+from strop.core.train.losses import LossOptions, kl_estimates, nsd, token_losses, token_weights
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from strop.core.train.examples import Example, TrainSequence
-    from strop.core.train.policy import PackBatch, Policy
+    from strop.core.train.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +125,15 @@ class Trainer:
         ).to(batch.advantages)
         reference = self.policy.reference_logprobs(batch) if options.kl_coef else None
         with self.policy.replaying(batch):
-            logprobs, entropy = self.policy.logprobs(batch, entropy_grad=options.entropy_coef != 0)
-            result = self._token_losses(batch, logprobs)
+            entropy_grad, full = options.entropy_coef != 0, None
+            if options.loss == "nsd" and options.nsd.anchor == "full":
+                logprobs, entropy, full = self.policy.logprobs_and_divergence(batch, entropy_grad=entropy_grad)
+            else:
+                logprobs, entropy = self.policy.logprobs(batch, entropy_grad=entropy_grad)
+            if options.loss == "nsd":
+                result = nsd(logprobs, batch.logp_ref, batch.gate, batch.old, options.nsd, full)
+            else:
+                result = token_losses(logprobs, batch.old, batch.advantages, options)
             per_token = result.loss
             if reference is not None:
                 kl = kl_estimates(logprobs, reference, options.kl_estimator)
@@ -149,13 +154,6 @@ class Trainer:
         if options.loss == "nsd":
             sums.add("gate_open_share", float((batch.gate > 0).sum()))
         _compare(logprobs.detach(), batch.old, sums)
-
-    def _token_losses(self, batch: PackBatch, logprobs: Tensor) -> TokenLoss:
-        options = self.loss
-        if options.loss != "nsd":
-            return token_losses(logprobs, batch.old, batch.advantages, options)
-        full = self.policy.divergence(batch) if options.nsd.anchor == "full" else None
-        return nsd(logprobs, batch.logp_ref, batch.gate, batch.old, options.nsd, full)
 
     def _rate(self) -> float:
         own = self.updates - self._first_update

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from strop.core.train.examples import TrainSequence
+    from strop.kernels.linear_divergence import Softmax
 
 ALL_LINEAR = "all-linear"
 
@@ -135,27 +136,45 @@ class Policy:
 
     def logprobs(self, batch: PackBatch, *, entropy_grad: bool) -> tuple[Tensor, Tensor]:
         """Log-probabilities (nats) of the trained tokens and the entropies of their distributions."""
-        logprobs, entropy = self._score(self.model, batch, return_entropy=True, entropy_grad=entropy_grad)
+        logprobs, entropy = self._score(self._softmax(self.model, batch), batch, entropy_grad=entropy_grad)
         return logprobs, entropy
+
+    def logprobs_and_divergence(self, batch: PackBatch, *, entropy_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """What `logprobs` gives, and KL(reference || policy) (nats) over the whole vocabulary at the trained tokens."""
+        import torch
+
+        from strop.kernels.linear_divergence import linear_divergence
+
+        with torch.no_grad(), self._as_reference() as model:
+            reference = self._softmax(model, batch)
+        policy = self._softmax(self.model, batch)
+        logprobs, entropy = self._score(policy, batch, entropy_grad=entropy_grad)
+        return logprobs, entropy, linear_divergence(policy, reference)
 
     def reference_logprobs(self, batch: PackBatch) -> Tensor:
         """Log-probabilities of the trained tokens under the reference; no gradient."""
         import torch
 
-        off: AbstractContextManager[Any] = nullcontext()
-        if self._reference is None:
-            if not self.is_lora:
-                raise UsageError("a KL penalty on full parameters needs a reference model")
-            off = self.model.disable_adapter()
-        with torch.no_grad(), off:
-            model = self.model if self._reference is None else self._reference
-            (logprobs,) = self._score(model, batch, return_entropy=False, entropy_grad=False)
+        with torch.no_grad(), self._as_reference() as model:
+            (logprobs,) = self._score(self._softmax(model, batch), batch, entropy_grad=None)
         return logprobs
 
-    def _score(self, model: Any, batch: PackBatch, *, return_entropy: bool, entropy_grad: bool) -> tuple[Tensor, ...]:
+    @contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        """The model that plays the reference: another one, or the policy with its adapter off."""
+        if self._reference is not None:
+            yield self._reference
+            return
+        if not self.is_lora:
+            raise UsageError("a KL penalty on full parameters needs a reference model")
+        with self.model.disable_adapter():
+            yield self.model
+
+    def _softmax(self, model: Any, batch: PackBatch) -> Softmax:
+        """The distributions at the trained tokens, as hidden states and an output matrix."""
         import torch
 
-        from strop.kernels.linear_logprob import linear_logprob
+        from strop.kernels.linear_divergence import Softmax
 
         head = output_head(model)
         narrow = self._narrow
@@ -163,15 +182,16 @@ class Policy:
         with packed_attention(model), autocast:
             hidden = hidden_states(model, batch.token_ids)
         weight = head.weight if narrow is None else head.weight.to(narrow)
+        return Softmax(hidden[batch.rows].to(weight.dtype), weight, head.bias, batch.temperature * head.divisor)
+
+    def _score(self, softmax: Softmax, batch: PackBatch, *, entropy_grad: bool | None) -> tuple[Tensor, ...]:
+        """Log-probabilities of the trained tokens, and unless `entropy_grad` is None the entropies."""
+        from strop.kernels.linear_logprob import linear_logprob
+
         return linear_logprob(
-            hidden[batch.rows].to(weight.dtype),
-            weight,
-            batch.targets,
-            temperature=batch.temperature * head.divisor,
-            bias=head.bias,
-            return_entropy=return_entropy,
-            entropy_grad=entropy_grad,
-        )
+            softmax.hidden, softmax.weight, batch.targets, temperature=softmax.temperature, bias=softmax.bias,
+            return_entropy=entropy_grad is not None, entropy_grad=bool(entropy_grad),
+        )  # fmt: skip
 
 
 def _routing_of(sequences: list[TrainSequence]) -> Tensor | None:
