@@ -17,7 +17,7 @@ PLAIN_MODELS = ("llama", "gpt2", "qwen3", "qwen3_moe", "gemma3_text", "olmo2", "
 
 
 class Tokenizer:
-    """A tokenizer as the tools need it; `inner` is the transformers one.
+    """A tokenizer as the tools need it; `inner` is the transformers one, `source` where it comes from.
 
     It needs no pad token (nothing here pads), and takes end tokens from wherever the model declares them.
     """
@@ -26,7 +26,7 @@ class Tokenizer:
         self.inner = inner
         self.eos_ids = eos_ids
         self.vocab_size = vocab_size
-        self._source = source or str(getattr(inner, "name_or_path", "the model"))
+        self.source = source or str(getattr(inner, "name_or_path", "the model"))
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -83,7 +83,7 @@ class Tokenizer:
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         if not getattr(self.inner, "chat_template", None):
             raise DataError(
-                f"chat messages, but {self._source} has no chat template (a base model?); "
+                f"chat messages, but {self.source} has no chat template (a base model?); "
                 "give the prompt as text, or take the model's instruct form",
                 field="prompt",
             )
@@ -97,7 +97,7 @@ class Tokenizer:
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 (templates are programs and raise what they like)
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            message = f"the chat template of {self._source} refuses the messages: {reason}"
+            message = f"the chat template of {self.source} refuses the messages: {reason}"
             raise DataError(message, field="prompt") from None
         return text
 

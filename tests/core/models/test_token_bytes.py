@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,3 +69,49 @@ def test_a_tokenizer_with_byte_tokens():
     text = "a a\u00fc\U0001f642<end>"
     assert joined(decode, inner.encode(text).ids) == text.encode()
     assert decode(300) == b""
+    assert decode.special_ids == {260}
+
+
+def test_word_pieces_are_spelled_as_their_decoder_puts_them_together():
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"[UNK]": 0, "token": 1, "##ization": 2, "##s": 3, ",": 4}
+    inner = Backend(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece("##", cleanup=False)
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+    decode = TokenBytes(Tokenizer(fast, eos_ids=frozenset(), vocab_size=5))
+    ids = fast("tokenizations, token")["input_ids"]
+    assert ids == [1, 2, 3, 4, 1]
+    assert joined(decode, ids) == b" tokenizations , token"
+    assert joined(decode, ids).decode()[1:] == fast.decode(ids, clean_up_tokenization_spaces=False)
+    assert decode.special_ids == {0}
+
+
+@pytest.mark.parametrize("name", ["mistral_instruct_tokenizer_240323.model.v3", "tekken_240911.json"])
+def test_mistral_commons_own_tokenizers(name):
+    mistral = pytest.importorskip("mistral_common", reason="the package mistral-common is missing (comes with vllm)")
+    from transformers.tokenization_mistral_common import MistralCommonBackend
+
+    inner = MistralCommonBackend(Path(mistral.__file__).parent / "data" / name)
+    decode = TokenBytes(Tokenizer(inner, eos_ids=frozenset({2}), vocab_size=len(inner)))
+    core = inner.tokenizer.instruct_tokenizer.tokenizer
+
+    @given(st.text(), st.lists(st.integers(0, len(inner) - 1), max_size=8))
+    def run(text, drawn):
+        spaced = text.replace("\u2581", "-")
+        ids = core.encode(spaced, bos=False, eos=False)
+        assert joined(decode, ids) in (spaced.encode(), b" " + spaced.encode())
+        # Whatever ids: what is shown is what the bytes say, but for the space before every text.
+        drawn = [id_ for id_ in drawn if id_ not in decode.special_ids]
+        shown = joined(decode, drawn).decode("utf-8", "replace")
+        assert core.decode(drawn) in (shown, shown.removeprefix(" "))
+
+    run()
+    assert decode(1) == b"<s>"
+    assert decode.special_ids >= {0, 1, 2}
+    assert decode(len(inner)) == decode(-1) == b""
+    single = {decode(id_) for id_ in range(len(inner))} & {bytes([byte]) for byte in range(256)}
+    assert len(single) == 256
