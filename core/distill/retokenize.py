@@ -56,9 +56,8 @@ class Retokenizer:
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
         self._student, self._teacher = student, teacher
-        self._student_bytes, self._teacher_bytes = TokenBytes(student), TokenBytes(teacher)
-        first = encode_text(student, "a")
-        self._puts_space = b"".join(map(self._student_bytes, first)) == b" a"
+        self._student_bytes, self._teacher_bytes = _TextBytes(student), _TextBytes(teacher)
+        self._puts_space = b"".join(map(self._student_bytes.__getitem__, encode_text(student, "a"))) == b" a"
         self._teacher_end = end_of_turn(teacher)
         found = b"".join(self._teacher_pieces(encode_text(teacher, PROBE), PROBE))
         if found != PROBE.encode():
@@ -70,11 +69,9 @@ class Retokenizer:
 
     def __call__(self, response_ids: Sequence[int]) -> Retokenized:
         """The response on both sides. Raises DataError for an id outside the student's vocabulary."""
-        for id_ in response_ids:
-            if not 0 <= id_ < self._student.vocab_size:
-                message = f"token id {id_} is outside the student's vocabulary of {self._student.vocab_size}"
-                raise DataError(message, field="token_ids")
-        student_T = self._student_pieces(response_ids)
+        student_T = list(map(self._student_bytes.__getitem__, response_ids))
+        if self._puts_space:
+            _drop_first_space(student_T)
         text = readable(b"".join(student_T))
         teacher_ids = encode_text(self._teacher, text)
         teacher_S = self._teacher_pieces(teacher_ids, text)
@@ -82,16 +79,14 @@ class Retokenizer:
             return Retokenized(student_T, text, teacher_ids, teacher_S, ends=False)
         return Retokenized(student_T, text, [*teacher_ids, self._teacher_end], [*teacher_S, b""], ends=True)
 
-    def _student_pieces(self, ids: Sequence[int]) -> list[bytes]:
-        pieces = _text_pieces(ids, self._student_bytes, self._student.eos_ids)
-        return _without_first_space(pieces) if self._puts_space else pieces
-
     def _teacher_pieces(self, ids: Sequence[int], text: str) -> list[bytes]:
-        pieces = _text_pieces(ids, self._teacher_bytes, self._teacher.eos_ids)
+        pieces = list(map(self._teacher_bytes.__getitem__, ids))
         # Some tokenizers put a space before every text, some before those only that start without one.
-        start = b"".join(pieces[: len(text) - len(text.lstrip(" ")) + 2])
-        is_put = len(start) - len(start.lstrip(b" ")) > len(text) - len(text.lstrip(" "))
-        return _without_first_space(pieces) if is_put else pieces
+        num_spaces = len(text) - len(text.lstrip(" "))
+        start = b"".join(pieces[: num_spaces + 2])
+        if len(start) - len(start.lstrip(b" ")) > num_spaces:
+            _drop_first_space(pieces)
+        return pieces
 
 
 def readable(data: bytes) -> str:
@@ -133,11 +128,26 @@ def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
     return bool(vocabularies[0] == vocabularies[1])
 
 
-def _text_pieces(ids: Sequence[int], bytes_of: TokenBytes, eos_ids: frozenset[int]) -> list[bytes]:
-    no_text = bytes_of.special_ids | eos_ids
-    return [b"" if id_ in no_text else bytes_of(id_) for id_ in ids]
+class _TextBytes(dict[int, bytes]):
+    """The bytes of each id that is text, b"" for the others; a table that is filled as ids come up."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer, self._bytes_of = tokenizer, TokenBytes(tokenizer)
+        self._no_text = self._bytes_of.special_ids | tokenizer.eos_ids
+
+    def __missing__(self, id_: int) -> bytes:
+        size = self._tokenizer.vocab_size
+        if not 0 <= id_ < size:
+            message = f"token id {id_} is outside the vocabulary of {self._tokenizer.source} ({size} tokens)"
+            raise DataError(message, field="token_ids")
+        found = self[id_] = b"" if id_ in self._no_text else self._bytes_of(id_)
+        return found
 
 
-def _without_first_space(pieces: list[bytes]) -> list[bytes]:
-    first = next((k for k, piece in enumerate(pieces) if piece), len(pieces))
-    return [piece.removeprefix(b" ") if k == first else piece for k, piece in enumerate(pieces)]
+def _drop_first_space(pieces: list[bytes]) -> None:
+    """Takes one space off the first token that has bytes."""
+    for k, piece in enumerate(pieces):
+        if piece:
+            pieces[k] = piece.removeprefix(b" ")
+            return
