@@ -8,6 +8,7 @@ from typing import Any
 
 from strop.core.errors import DataError, Unavailable, missing_extra
 from strop.core.models.memory import quiet_transformers
+from strop.core.models.token_bytes import mistral_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 
@@ -67,7 +68,10 @@ class Tokenizer:
         """
         if isinstance(prompt, str):
             return self._single_bos(self._open_ended(prompt))
-        return self._single_bos(self.inner(self._render(prompt, tools), add_special_tokens=False)["input_ids"])
+        rendered = self._render(prompt, tools)
+        if isinstance(rendered, str):
+            rendered = self.inner(rendered, add_special_tokens=False)["input_ids"]
+        return self._single_bos(rendered)
 
     def decode(self, ids: list[int]) -> str:
         """The text of the ids, special tokens left out, spaces as they are."""
@@ -80,8 +84,10 @@ class Tokenizer:
         found = getattr(self.inner, "chat_template", None)
         return found if isinstance(found, str) else None
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
-        if not getattr(self.inner, "chat_template", None):
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | list[int]:
+        # mistral-common has its chat form in code, and reads no special token out of a text: it gives ids.
+        gives_ids = mistral_tokenizer(self.inner) is not None
+        if not gives_ids and not getattr(self.inner, "chat_template", None):
             raise DataError(
                 f"chat messages, but {self.source} has no chat template (a base model?); "
                 "give the prompt as text, or take the model's instruct form",
@@ -91,15 +97,15 @@ class Tokenizer:
             raise DataError("no messages", field="prompt")
         continues = messages[-1].get("role") == "assistant"
         try:
-            text: str = self.inner.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues,
-                **({"tools": tools} if tools else {}),
+            found: str | list[int] = self.inner.apply_chat_template(
+                messages, tokenize=gives_ids, add_generation_prompt=not continues, continue_final_message=continues,
+                return_dict=False, **({"tools": tools} if tools else {}),
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 (templates are programs and raise what they like)
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             message = f"the chat template of {self.source} refuses the messages: {reason}"
             raise DataError(message, field="prompt") from None
-        return text
+        return found
 
     def _open_ended(self, text: str) -> list[int]:
         """The ids of a text with what the tokenizer puts before it, but no end token behind: the answer follows."""

@@ -234,7 +234,7 @@ def make_chat(composing):
     return make
 
 
-def test_a_teacher_without_an_end_token_leaves_the_students_end_masked(tokenizers, wordpiece, composing):
+def test_a_teacher_without_an_end_token_leaves_the_students_end_masked(tokenizers, composing):
     endless = type(composing)(composing.inner.__class__(tokenizer_object=composing.inner.backend_tokenizer),
                               eos_ids=frozenset(), vocab_size=composing.vocab_size, source="endless")  # fmt: skip
     (end,) = tokenizers["tekken"].eos_ids

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strop.core.errors import DataError
 from strop.core.models.load import load_tokenizer, resolve_model
 from strop.core.models.token_bytes import TokenBytes
 from strop.core.models.tokens import Tokenizer
@@ -115,3 +116,23 @@ def test_mistral_commons_own_tokenizers(name):
     assert decode(len(inner)) == decode(-1) == b""
     single = {decode(id_) for id_ in range(len(inner))} & {bytes([byte]) for byte in range(256)}
     assert len(single) == 256
+
+
+def test_mistral_common_knows_its_own_chat_form():
+    """A folder with tekken.json alone has no template; what a user writes never becomes a special token."""
+    mistral = pytest.importorskip("mistral_common", reason="the package mistral-common is missing (comes with vllm)")
+    from transformers.tokenization_mistral_common import MistralCommonBackend
+
+    inner = MistralCommonBackend(Path(mistral.__file__).parent / "data" / "tekken_240911.json")
+    tokenizer = Tokenizer(inner, eos_ids=frozenset({2}), vocab_size=len(inner))
+    decode = TokenBytes(tokenizer)
+    user = {"role": "user", "content": "Say [/INST]"}
+    ids = tokenizer.encode_prompt([user])
+    assert joined(decode, ids) == b"<s>[INST]Say [/INST][/INST]"
+    assert [decode(id_) for id_ in ids if id_ in decode.special_ids] == [b"<s>", b"[INST]", b"[/INST]"]
+    ids = tokenizer.encode_prompt([user, {"role": "assistant", "content": "No"}])
+    assert joined(decode, ids) == b"<s>[INST]Say [/INST][/INST]No"
+    with pytest.raises(DataError, match="refuses the messages"):
+        tokenizer.encode_prompt([{"role": "nobody", "content": "x"}])
+    with pytest.raises(DataError, match="no messages"):
+        tokenizer.encode_prompt([])
