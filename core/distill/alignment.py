@@ -123,7 +123,8 @@ def common_units(first: Alignment, second: Alignment) -> tuple[Alignment, Alignm
     """Both alignments of one student on the finest units that are whole units of each (sheet, 2.3, last item but one).
 
     For a teacher and a reference of different tokenizers, each aligned to the student: the results agree in unit_T. A
-    student token without a unit in one of them takes the units it stands in with it.
+    student token without a unit in one of them takes the units it stands in with it. Units that are one to one on both
+    sides are left by `keep` with both `one_to_one_U`, on each result.
     """
     import numpy as np
 

@@ -191,6 +191,9 @@ def test_one_to_one_is_so_on_every_side():
     teacher, reference = common_units(align([b"a", b"bc"], [b"a", b"bc"]), split)
     parts = signals([-1, -1], [-1, -1], [-1, -1, -1], teacher, reference_alignment=reference)
     assert parts.one_to_one_U.tolist() == [True, False]
+    both = teacher.one_to_one_U & reference.one_to_one_U
+    strict = signals([-1, -1], [-2, -1], [-1, -1, -1], teacher.keep(both), reference_alignment=reference.keep(both))
+    assert compass_advantages(strict).tolist() == [-1, 0]
 
 
 @pytest.mark.parametrize(("bad", "shown"), [(np.nan, "nan"), (-np.inf, "-inf"), (np.inf, "inf")])
