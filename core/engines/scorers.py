@@ -17,6 +17,7 @@ from strop.core.engines.open import EngineOptions, choose_engine, open_server, o
 from strop.core.engines.protocol import ModelInfo
 from strop.core.engines.values import MINUS_INFINITY
 from strop.core.errors import DataError, Unavailable, UsageError
+from strop.core.models.memory import memory_told
 from strop.core.models.score import TokenSequence, score_tokens
 
 if TYPE_CHECKING:
@@ -139,13 +140,8 @@ class ModelScorer:
 
         check_sequences(self, sequences)
         off = self._model.disable_adapter() if self._without_adapter else nullcontext()
-        try:
-            with off, experts_per_token(self._model, self.experts):
-                scores = score_tokens(self._model, sequences, max_tokens_per_pack=self._max_tokens_per_pack)
-        except (MemoryError, RuntimeError) as error:
-            if "out of memory" not in str(error).lower() and not isinstance(error, MemoryError):
-                raise
-            raise Unavailable("out of memory while scoring; shorter sequences or another --dtype help") from None
+        with off, experts_per_token(self._model, self.experts), memory_told("scoring"):
+            scores = score_tokens(self._model, sequences, max_tokens_per_pack=self._max_tokens_per_pack)
         return _checked(sequences, scores)
 
     def close(self) -> None:

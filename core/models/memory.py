@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from strop.core.errors import Unavailable
@@ -44,6 +46,17 @@ def free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def memory_told(doing: str) -> Iterator[None]:
+    """Within it a lack of memory is Unavailable, with what was being done, and no traceback."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if "out of memory" not in str(error).lower() and not isinstance(error, MemoryError):
+            raise
+        raise Unavailable(f"out of memory while {doing}; shorter sequences or a narrower --dtype help") from None
 
 
 def _size(num_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,11 @@ from strop.core.models.packing import pack
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from strop.core.models.packed import OutputHead
+
+    # Of the hidden states [T, H] that predict tokens, the output matrix and those tokens [T]: one number each [T].
+    Measure = Callable[[Tensor, OutputHead, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,42 @@ def score_tokens(
     is bounded by the pack and not by tokens times vocabulary. Results come in the order of `sequences`. Raises
     ValueError for spans outside their sequence, Unavailable for a model that cannot be scored from hidden states.
     """
+
+    def logprobs(hidden_TH: Tensor, head: OutputHead, targets: Tensor) -> Tensor:
+        from strop.kernels.linear_logprob import linear_logprob
+
+        divisor = temperature * head.divisor
+        return linear_logprob(hidden_TH, head.weight, targets, bias=head.bias, temperature=divisor)[0]
+
+    return _measured(model, sequences, logprobs, max_tokens_per_pack)
+
+
+def token_certainties(
+    model: Any, sequences: Sequence[TokenSequence], *, max_tokens_per_pack: int = 2048
+) -> list[list[float]]:
+    """KL(U || p) (nats, temperature 1) of the distributions that predict each sequence's spanned tokens.
+
+    Packing, memory and errors are those of `score_tokens`; kernels/self_certainty.py has the formula.
+    """
+
+    def certainty(hidden_TH: Tensor, head: OutputHead, targets: Tensor) -> Tensor:
+        import torch
+
+        from strop.kernels.linear_logprob import linear_logprob
+        from strop.kernels.self_certainty import self_certainty
+
+        # Any word will do: its logit less its log-probability is the normaliser.
+        words = torch.zeros(len(hidden_TH), dtype=torch.int64, device=hidden_TH.device)
+        more: Any = {"temperature": head.divisor, "bias": head.bias}
+        (logprobs_T,) = linear_logprob(hidden_TH, head.weight, words, **more)
+        return self_certainty(hidden_TH, head.weight, words, logprobs_T, **more)
+
+    return _measured(model, sequences, certainty, max_tokens_per_pack)
+
+
+def _measured(
+    model: Any, sequences: Sequence[TokenSequence], measure: Measure, max_tokens_per_pack: int
+) -> list[list[float]]:
     import torch
 
     from strop.core.models.packed import probe
@@ -49,18 +90,17 @@ def score_tokens(
     with torch.inference_mode():
         for places in pack([len(sequences[i].token_ids) for i in scored], limit):
             members = [scored[place] for place in places]
-            values = _score_pack(model, [sequences[i] for i in members], temperature).tolist()
+            values = _measure_pack(model, [sequences[i] for i in members], measure).tolist()
             for i in members:
                 num = len(sequences[i].positions)
                 results[i], values = values[:num], values[num:]
     return results
 
 
-def _score_pack(model: Any, sequences: Sequence[TokenSequence], temperature: float) -> Tensor:
+def _measure_pack(model: Any, sequences: Sequence[TokenSequence], measure: Measure) -> Tensor:
     import torch
 
     from strop.core.models.packed import hidden_states, output_head, packed_attention
-    from strop.kernels.linear_logprob import linear_logprob
 
     # The last token is only predicted, never fed.
     fed = [sequence.token_ids[: max(sequence.positions)] for sequence in sequences]
@@ -73,8 +113,4 @@ def _score_pack(model: Any, sequences: Sequence[TokenSequence], temperature: flo
     with packed_attention(model):
         hidden_TH = hidden_states(model, fed)
     targets = torch.tensor([s.token_ids[p] for s in sequences for p in s.positions], device=hidden_TH.device)
-    (logprobs_T,) = linear_logprob(
-        hidden_TH[rows].to(head.weight.dtype), head.weight, targets, bias=head.bias,
-        temperature=temperature * head.divisor,
-    )  # fmt: skip
-    return logprobs_T
+    return measure(hidden_TH[rows].to(head.weight.dtype), head, targets)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from strop.core.models.load import load_model, resolve_model
-from strop.core.models.score import TokenSequence, score_tokens
+from strop.core.models.score import TokenSequence, score_tokens, token_certainties
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,21 @@ def test_the_whole_table_of_logits_never_exists(model):
     with Largest() as seen:
         score_tokens(model, sequences)
     assert 0 < seen.bytes < 50e6
+
+
+@pytest.mark.parametrize("budget", [2048, 1])
+def test_certainties_are_those_of_the_plain_model(model, budget):
+    import math
+
+    import torch
+
+    sequences = some_sequences(5, 8)
+    results = token_certainties(model, sequences, max_tokens_per_pack=budget)
+    for sequence, values in zip(sequences, results, strict=True):
+        with torch.inference_mode():
+            table = model(torch.tensor([sequence.token_ids])).logits[0].double().log_softmax(-1)
+        expected = [-math.log(table.shape[-1]) - table[p - 1].mean().item() for p in sequence.positions]
+        assert values == pytest.approx(expected, abs=5e-5)
 
 
 def test_scoring_leaves_the_model_as_it_was(model):
