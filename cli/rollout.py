@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -82,7 +82,8 @@ def command(
     neighbours or a --resume. With the engines vllm and server repeatability is what those engines promise.
 
     --reward makes the reward of the outcome and of the assertions in the verifier's report. With --rescore it grades
-    stored rollouts by what they hold, and no verifier runs.
+    stored rollouts by what they hold, and no verifier runs; `majority` and `self-certainty` grade whole groups and need
+    no label.
 
     Tasks of the envs shell, command, functions, textworld, alfworld and appworld are episodes of many turns, bounded by
     --max-turns, --max-time and --max-context, or by a horizon that follows experience: --horizon elastic.
@@ -100,43 +101,52 @@ def command(
       strop rollout --model M --horizon elastic --horizon-state h.json tasks.jsonl > rollouts.jsonl
       strop rollout --rescore rollouts.jsonl > again.jsonl
       strop rollout --rescore --reward assertions --reward-scale 6 trials.jsonl > graded.jsonl
+      strop rollout --rescore --reward majority rollouts.jsonl | strop advantage > credited.jsonl
 
     \b
     Input fields:
       task: id, prompt, env, verifier, reference, sampling, statement_version
       rollout (with --rescore): id, task, response; with --reward also success, assertions
-      ({name, status}), report_error, stop, error, chunks (sampled)
+      ({name, status}), report_error, stop, error, chunks (sampled); for a group group,
+      group_size, sample, chunks (token_ids, sampled), policy
 
     \b
     Output fields:
       rollout: id, task, group, group_size, sample, seed, policy, sampling, chunks, response,
       turns, horizon, steps, stitching, reward, success, assertions, verdict, stop, error,
-      provenance; with --reward grading {rule, source, cause, passed, total, scale}; with
-      --routing chunks have routing {path, offset, shape, dtype}; with --compact compaction
-      {done, failed}
+      provenance; with --reward grading {rule, source, cause, passed, total, scale} or {rule,
+      source, votes, agreed, label, tokens}; with --routing chunks have routing {path, offset,
+      shape, dtype}; with --compact compaction {done, failed}
       horizon (with --horizon): as `strop horizon` writes it
 
     \b
     Memory:
       the model, and the rollouts in flight (with --routing theirs too, L x K bytes a token);
-      with --rescore the tasks seen.
+      with --rescore the tasks seen; by group the largest group, too.
     """
     grader = None
-    if reward is not None:
-        grader = Grader(RewardRule(reward, reward_scale, length_penalty, free_tokens, truncated_reward))
-    elif length_penalty or free_tokens or truncated_reward is not None:
+    shaped = length_penalty or free_tokens or truncated_reward is not None
+    if shaped and (reward is None or reward == "majority" or reward == "self-certainty"):
         raise UsageError("--length-penalty, --free-tokens and --truncated-reward go with --reward pass")
-    if rescore:
-        if routing is not None:
-            raise UsageError("--routing records what a model does; with --rescore none runs")
-        _rescore(io, tasks, grader)
-        return
-    if tasks is not None:
-        raise UsageError("--tasks goes with --rescore")
+    if reward == "majority" or reward == "self-certainty":
+        if not rescore:
+            raise UsageError(f"--reward {reward} is given to whole groups of stored rollouts: it goes with --rescore")
+    elif reward is not None:
+        grader = Grader(RewardRule(reward, reward_scale, length_penalty, free_tokens, truncated_reward))
     options = models.engine_options(
         model=model, adapter=adapter, engine=engine, endpoint=endpoint, device=device, dtype=dtype,
         gpu_memory=gpu_memory, max_context=max_context, offline=offline, seed=seed,
     )  # fmt: skip
+    if rescore:
+        if routing is not None:
+            raise UsageError("--routing records what a model does; with --rescore none samples")
+        if reward == "majority" or reward == "self-certainty":
+            _grade_groups(io, tasks, reward, options)
+        else:
+            _rescore(io, tasks, grader)
+        return
+    if tasks is not None:
+        raise UsageError("--tasks goes with --rescore")
     options = replace(options, record_routing=routing is not None)
     stops = None if stop is None else tuple(text.replace("\\n", "\n") for text in stop)
     choice = SamplingChoice(temperature, top_p, top_k, max_tokens, stops)
@@ -331,15 +341,38 @@ def _say_grading(io: Session, grader: Grader | None) -> None:
         io.note(line)
 
 
+def _grade_groups(
+    io: Session, tasks: Path | None, reward: Literal["majority", "self-certainty"], options: EngineOptions
+) -> None:
+    from strop.core.rollout.group_rewards import GroupGrader, GroupRule, Majority, SelfCertainty
+    from strop.core.rollout.rescore import KnownTasks
+    from strop.core.tasks.verifiers import open_verifiers
+
+    with open_verifiers() as verifiers:
+        known = KnownTasks()
+        rule: GroupRule = Majority(verifiers, known) if reward == "majority" else SelfCertainty(options)
+        for record in _read_tasks(tasks):
+            known.add(record)
+        grader = GroupGrader(rule, known, on_bad=io.reject)
+        for record in grader.run(io.records()):
+            io.write(record)
+    for line in grader.lines():
+        io.note(line)
+
+
+def _read_tasks(file: Path | None) -> Iterator[Record]:
+    records = read_records([str(file)], sys.stdin.buffer) if file else ()
+    return (record for record in records if record.kind == "task")
+
+
 def _rescore(io: Session, tasks: Path | None, grader: Grader | None) -> None:
     from strop.core.rollout.rescore import Rescorer
     from strop.core.tasks.verifiers import open_verifiers
 
     with open_verifiers() as verifiers:
         rescorer = Rescorer(verifiers.verify)
-        for record in read_records([str(tasks)], sys.stdin.buffer) if tasks else ():
-            if record.kind == "task":
-                rescorer.add_task(record)
+        for record in _read_tasks(tasks):
+            rescorer.add_task(record)
         rescore = rescorer.rescore if grader is None else grader.grade
         handle: dict[str, Callable[[Record], None]] = {"task": rescorer.add_task, "rollout": rescore}
         for record in io.records():

@@ -84,12 +84,13 @@ HorizonSet = Annotated[
                  "low, high, order, steps, stages (15/20/30), epochs."),
 ]  # fmt: skip
 RewardName = Annotated[
-    Literal["pass", "assertions", "assertions-ratio"] | None,
+    Literal["pass", "assertions", "assertions-ratio", "majority", "self-certainty"] | None,
     typer.Option(
         "--reward",
         help="pass: 1 for a success. assertions: how many passed, over --reward-scale (T1). assertions-ratio: 0.4 of "
         "the share that passed, 1 for a success. Unset: what the verifier says. With --rescore it grades what is "
-        "stored.",
+        "stored, and there are two that need no label: majority, 1 for the answer most of the group give (TTRL), and "
+        "self-certainty, the policy's mean KL(U || p) a token (Intuitor; needs --model).",
         show_default=False,
     ),
 ]

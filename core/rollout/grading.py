@@ -101,14 +101,19 @@ class Grader:
             self.rule, rollout.success, rollout.assertions, cause=rollout.report_error, tokens=tokens, stop=rollout.stop
         )
         self.tally.add(rollout.task, rollout.success, reward)
-        for name in ("advantage", "credit"):
-            record.fields.pop(name, None)
         told: dict[str, Any] = {"rule": self.rule.kind, "source": reward.source}
         told |= {name: value for name, value in (("cause", reward.cause), ("passed", reward.passed),
                                                  ("total", reward.total)) if value is not None}  # fmt: skip
         if self.rule.kind == "assertions":
             told["scale"] = self.rule.scale
-        record.set(reward=reward.value, grading=told)
-        # In one turn the step's reward is the rollout's; over many turns rewards of steps are not a verifier's.
-        if len(rollout.steps) == 1 and "reward" in rollout.steps[0]:
-            record.set(steps=[{**rollout.steps[0], "reward": Raw(msgspec.json.encode(reward.value))}])
+        set_reward(record, reward.value, told, rollout.steps)
+
+
+def set_reward(record: Record, reward: float, grading: dict[str, Any], steps: list[dict[str, Raw]]) -> None:
+    """Sets `reward` and `grading` of a rollout with these steps; takes credit off that was for an earlier reward."""
+    for name in ("advantage", "credit"):
+        record.fields.pop(name, None)
+    record.set(reward=reward, grading=grading)
+    # In one turn the step's reward is the rollout's; over many turns rewards of steps are not a verifier's.
+    if len(steps) == 1 and "reward" in steps[0]:
+        record.set(steps=[{**steps[0], "reward": Raw(msgspec.json.encode(reward))}])

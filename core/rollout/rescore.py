@@ -24,23 +24,46 @@ class _Stored(msgspec.Struct):
     steps: list[dict[str, msgspec.Raw]] = []
 
 
+class KnownTasks:
+    """The tasks that came by. Tasks come before their rollouts, in the stream or in a file of their own."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, tuple[Record, Task]] = {}
+
+    def add(self, record: Record) -> None:
+        """Remembers a task; a later one with the same id replaces it."""
+        task = record.view(Task)
+        self._tasks[task.id] = (record, task)
+
+    def of(self, record: Record, task: str, statement_version: int | None) -> tuple[Record, Task]:
+        """What the rollout `record` attempted. Raises DataError where it is missing or was restated since."""
+        found = self._tasks.get(task)
+        if found is None:
+            raise record.bad(f"no task {task!r} came before this rollout (name a file of tasks with --tasks)", "task")
+        if statement_version is not None and statement_version != found[1].statement_version:
+            raise record.bad(
+                f"an attempt at statement version {statement_version}, the task is at {found[1].statement_version}",
+                "statement_version",
+            )
+        return found
+
+
 class Rescorer:
     """Keeps the tasks that came by, and gives each rollout the verdict its task's verifier reaches now.
 
-    Memory: the tasks seen. Tasks come before their rollouts, in the stream or in a file of their own.
+    Memory: the tasks seen.
     """
 
     def __init__(self, verify: Callable[[str, Record, Task], Verdict]) -> None:
         self._verify = verify
-        self._tasks: dict[str, tuple[Record, Task]] = {}
+        self._tasks = KnownTasks()
         self.num_rescored = 0
         self.num_changed = 0
         self.num_left = 0
 
     def add_task(self, record: Record) -> None:
         """Remembers a task; a later one with the same id replaces it."""
-        task = record.view(Task)
-        self._tasks[task.id] = (record, task)
+        self._tasks.add(record)
 
     def rescore(self, record: Record) -> None:
         """Sets `reward`, `success` and `verdict` of a rollout in place; an error of the verifier becomes its `error`.
@@ -54,17 +77,7 @@ class Rescorer:
                 self.num_left += 1
                 return
             raise record.bad("missing; only rollouts that hold their response can be verified again", "response")
-        found = self._tasks.get(stored.task)
-        if found is None:
-            raise record.bad(
-                f"no task {stored.task!r} came before this rollout (name a file of tasks with --tasks)", "task"
-            )
-        task_record, task = found
-        if stored.statement_version is not None and stored.statement_version != task.statement_version:
-            raise record.bad(
-                f"an attempt at statement version {stored.statement_version}, the task is at {task.statement_version}",
-                "statement_version",
-            )
+        task_record, task = self._tasks.of(record, stored.task, stored.statement_version)
         verdict = self._verify(stored.response, task_record, task)
         before = record.get("reward")
         if verdict.error is not None:

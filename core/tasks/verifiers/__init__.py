@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from strop.core.errors import DataError
-from strop.core.tasks.verifiers.verdict import Verdict, Verifier
+from strop.core.tasks.verifiers.verdict import ReadsAnswer, Verdict, Verifier
 
 if TYPE_CHECKING:
     from strop.core.records import Record, Task
@@ -72,6 +72,20 @@ class Verifiers:
         # What is no text (a lone surrogate) cannot be handed to a child or a program.
         clean = response.encode("utf-8", "replace").decode()
         return self._verifier(task)(clean, task, record)
+
+    def answer(self, response: str, record: Record, task: Task) -> str | None:
+        """The answer that the task's verifier would judge, equal texts for equal answers; None where there is none.
+
+        Raises DataError for a task whose verifier takes answers that cannot be compared with each other.
+        """
+        try:
+            verifier = self._verifier(task)
+            if not isinstance(verifier, ReadsAnswer):
+                name = (task.verifier or {}).get("name")
+                raise DataError(f"answers for the verifier {name!r} cannot be compared", field="verifier.name")
+            return verifier.answer(response, task)
+        except DataError as error:
+            raise record.bad(error.message, error.field) from None
 
     def _verifier(self, task: Task) -> Verifier:
         known = f"known: {', '.join(VERIFIERS)}"

@@ -55,6 +55,12 @@ class ChoiceVerifier(PlainVerifier):
             return Verdict.of(False, found=found)
         return Verdict.of(found == _reference(task.reference, options.num_choices), found=found)
 
+    def answer(self, response: str, task: Task) -> str | None:
+        """The letter."""
+        letters = LETTERS[: options_of(task, ChoiceOptions).num_choices]
+        found = _find(response)
+        return found if found is not None and found in letters else None
+
 
 def _find(response: str) -> str | None:
     for answer in (extract(response, "tag"), extract(response, "boxed")):

@@ -39,6 +39,12 @@ class ExactVerifier(PlainVerifier):
         detail = None if options.extract == "response" else shown(found)
         return Verdict.of(_normal(found, options) in accepted, found=detail)
 
+    def answer(self, response: str, task: Task) -> str | None:
+        """The text, without the differences that the options ignore."""
+        options = options_of(task, ExactOptions)
+        found = extract(response, options.extract)
+        return None if found is None else _normal(found, options)
+
 
 def _references(reference: Any) -> list[str]:
     given = reference if isinstance(reference, list) else [reference]

@@ -78,6 +78,10 @@ class GymVerifier:
             return Verdict.failed(f"verifier reasoning-gym, data set {reference.dataset}: the score is {score}")
         return Verdict(score, score >= 1, {} if found is None else {"found": found})
 
+    def answer(self, response: str, task: Task) -> str | None:
+        """The text of the answer."""
+        return extract(response, options_of(task, GymOptions).extract)
+
     def close(self) -> None:
         """Ends the child process."""
         self._child.close()

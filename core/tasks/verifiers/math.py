@@ -73,6 +73,12 @@ class MathVerifier:
             return Verdict.failed(f"verifier math: the reference {shown(reference)!r} cannot be parsed")
         return Verdict.of(found[0], found=shown(answer) if options.extract == "boxed" else None)
 
+    def answer(self, response: str, task: Task) -> str | None:
+        """What stands in the last box, without blanks; forms of one value (1/2, 0.5) are different answers."""
+        options_of(task, MathOptions)
+        boxed = extract(response, "boxed")
+        return None if boxed is None else "".join(boxed.split())
+
     def close(self) -> None:
         """Ends the child process."""
         self._child.close()

@@ -60,6 +60,16 @@ class NumberVerifier(PlainVerifier):
         expected = _reference(task.reference, options)
         return Verdict.of(_is_equal(value, expected, options.tolerance), found=shown(found))
 
+    def answer(self, response: str, task: Task) -> str | None:
+        """The number, without what does not change its value; `tolerance` is not used."""
+        found = _find(response, options_of(task, NumberOptions))
+        value = None if found is None else _value(found)
+        if value is None:
+            return None
+        with localcontext() as context:
+            context.prec = 2 * MOST_CHARS
+            return f"{value.normalize():f}" if value else "0"
+
 
 def _find(text: str, options: NumberOptions) -> str | None:
     if options.where == "line":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -59,6 +59,17 @@ class Verifier(Protocol):
 
     def close(self) -> None:
         """Ends child processes. A call that is waiting for one returns an error."""
+
+
+@runtime_checkable
+class ReadsAnswer(Protocol):
+    """A verifier whose answers can be compared with each other, where no reference is known."""
+
+    def answer(self, response: str, task: Task) -> str | None:
+        """The answer in `response`: equal texts for equal answers; None where there is none. The reference is not read.
+
+        Raises DataError where the task's options do not fit.
+        """
 
 
 class PlainVerifier:
