@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# 2,048 x 4,096 float32 logits are 32 MiB. Long token blocks keep the matrix products efficient, and a vocabulary block
+# 2,048 x 2,048 float32 logits are 16 MiB. Long token blocks keep the matrix products efficient, and a vocabulary block
 # is converted to float32 once per token block.
 BLOCK_TOKENS = 2048
-BLOCK_VOCAB = 4096
+BLOCK_VOCAB = 2048
 # Products of narrow operands into float32 came to torch.mm with 2.8; before, the operands are converted.
 NARROW_PRODUCTS = torch.__version__ >= (2, 8)  # type: ignore[operator]
 
@@ -52,11 +52,21 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 def logit_blocks(
     hidden_TH: Tensor, weight_VH: Tensor, bias: Tensor | None, inverse_T: Tensor, block: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first word, weight block as an operand, logits over the temperature [T, B]) for each block of the vocabulary."""
+    """(first word, weight block as an operand, logits over the temperature [T, B]) for each block of the vocabulary.
+
+    The logits may be overwritten, and are gone with the next block: on a CPU all blocks share one piece of memory,
+    which would otherwise exist twice, and be asked for anew, page by page, each time.
+    """
     operand_TH = operand(hidden_TH)
-    for start in range(0, weight_VH.shape[0], block):
+    num_tokens, vocabulary = hidden_TH.shape[0], weight_VH.shape[0]
+    shared = operand_TH.new_empty(0 if operand_TH.is_cuda else num_tokens * min(block, vocabulary))
+    for start in range(0, vocabulary, block):
         weight_BH = operand(weight_VH[start : start + block])
-        logits_TB = product(operand_TH, weight_BH.T)
+        if operand_TH.is_cuda:
+            logits_TB = product(operand_TH, weight_BH.T)
+        else:
+            logits_TB = shared[: num_tokens * weight_BH.shape[0]].view(num_tokens, weight_BH.shape[0])
+            torch.mm(operand_TH, weight_BH.T, out=logits_TB)
         if bias is not None:
             logits_TB += bias[start : start + block]
         yield start, weight_BH, logits_TB.mul_(inverse_T[:, None])
