@@ -58,6 +58,10 @@ def logit_blocks(
     which would otherwise exist twice, and be asked for anew, page by page, each time.
     """
     operand_TH = operand(hidden_TH)
+    # Scaling the states costs less than a pass over the logits; narrow states would be rounded once more.
+    is_scaled = bias is None and operand_TH.dtype == inverse_T.dtype
+    if is_scaled:
+        operand_TH = operand_TH * inverse_T[:, None]
     num_tokens, vocabulary = hidden_TH.shape[0], weight_VH.shape[0]
     shared = operand_TH.new_empty(0 if operand_TH.is_cuda else num_tokens * min(block, vocabulary))
     for start in range(0, vocabulary, block):
@@ -69,4 +73,4 @@ def logit_blocks(
             torch.mm(operand_TH, weight_BH.T, out=logits_TB)
         if bias is not None:
             logits_TB += bias[start : start + block]
-        yield start, weight_BH, logits_TB.mul_(inverse_T[:, None])
+        yield start, weight_BH, logits_TB if is_scaled else logits_TB.mul_(inverse_T[:, None])
