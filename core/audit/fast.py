@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
 MAX_STEPS = 25
-STEP_TOLERANCE = 1e-8
+# Near the optimum the next step would be about the square of this one.
+STEP_TOLERANCE = 1e-5
 # Logits that differ by less are the same: equal rows must tie whatever the order of summation.
 DECIMALS = 11
-# Fits at a time; the arrays of one step hold 2 n numbers for each.
-BATCH_FITS = 200
+# Fits at a time: the arrays of one step hold 2 n numbers for each and should stay in the cache.
+BATCH_FITS = 50
 
 
 def draw_foldings(num_groups: int, num_foldings: int, seed: int | tuple[int, ...]) -> ndarray:
@@ -82,8 +83,10 @@ class Fits:
         change[:, -1, -1] = 1
         change[:, index, index] *= variance > 1e-12
         change[:, -1, :-1] *= variance > 1e-12
-        theta = np.zeros((len(train), size, 1))
         identity = np.eye(size)
+        # The first step, from zero, needs no curve: every probability is one half there.
+        gradient = change.transpose(0, 2, 1) @ (((0.5 - labels) * train) @ self.augmented)[:, :, None]
+        theta = -np.linalg.solve(change.transpose(0, 2, 1) @ (full / 4) @ change + identity, gradient)
         for _ in range(MAX_STEPS):
             raw = (change @ theta)[:, :, 0]
             probability = 1 / (1 + np.exp(-(raw @ self.augmented.T)))
@@ -143,7 +146,8 @@ def pooled_auc(right: ndarray, wrong: ndarray) -> float:
     """
     import numpy as np
 
-    ordered = np.sort(wrong)
+    # Both sorted: looking up in order is several times faster than at random.
+    right, ordered = np.sort(right), np.sort(wrong)
     below = np.searchsorted(ordered, right, "left").sum() + np.searchsorted(ordered, right, "right").sum()
     return float(below / (2 * len(right) * len(wrong)))
 
