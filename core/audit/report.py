@@ -66,15 +66,30 @@ def draw(folder: Path, before: dict[str, Any], after: dict[str, Any] | None, tra
     gaps.set_yticks(list(places), names)
     gaps.invert_yaxis()
     gaps.axvline(0, color="black", linewidth=0.8)
-    gaps.set_xlabel("mean of right answers - mean of wrong ones, in standard deviations")
-    gaps.legend()
+    gaps.set_title("Mean of right answers less that of wrong ones")
+    gaps.set_xlabel("standard deviations")
+    gaps.grid(axis="x", alpha=0.3)
+    gaps.set_axisbelow(True)
+    gaps.legend(loc="lower right")
+    path.set_title("Sets on the way")
+    # A line for each way: where the set grows again another one begins.
+    start = 0
+    for end in range(1, len(trajectory) + 1):
+        if end == len(trajectory) or trajectory[end]["pairs"] > trajectory[end - 1]["pairs"]:
+            part = trajectory[start:end]
+            path.plot([point["pairs"] for point in part], [point["auc"] for point in part], marker=".", color="C0")
+            start = end
     if trajectory:
-        path.plot([point["pairs"] for point in trajectory], [point["auc"] for point in trajectory], marker=".")
         path.invert_xaxis()
-    path.axhline(threshold, color="black", linewidth=0.8, linestyle="--")
+    ends = ((before, "before", "s", "C0"), (after, "kept", "*", "C1"))
+    for audit, label, marker, colour in ends:
+        if audit is not None:
+            path.plot(audit["pairs"], audit["auc"], marker, color=colour, markersize=10, label=label, zorder=3)
+    path.axhline(threshold, color="black", linewidth=0.8, linestyle="--", label=f"threshold {threshold:g}")
     path.set_xlabel("pairs left")
     path.set_ylabel("audit AUC")
     path.grid(alpha=0.3)
+    path.legend()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / "audit.png", dpi=150, metadata={"Software": None})
