@@ -21,6 +21,7 @@ from strop.cli.app import load_command
 from strop.cli.main import COMMANDS
 from strop.cli.shared_options import SHARED
 from strop.core import records
+from strop.core.audit.pairs import PairFields
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = Path(__file__).resolve().parent / "man"
@@ -240,8 +241,9 @@ def records_page() -> str:
     texts, undescribed = field_texts(), []
     lines: list[str] = []
     inner = {struct.__name__.lower(): struct for struct in (records.Chunk, records.Step, records.Sampling)}
-    for name, view in {**records.VIEWS, **inner}.items():
-        lines.append(f'.SS "{name}{" (part of a rollout)" if name in inner else ""}"')
+    titles = {name: f"{name} (part of a rollout)" for name in inner} | {"pairs": "example (as audit-prune reads it)"}
+    for name, view in {**records.VIEWS, **inner, "pairs": PairFields}.items():
+        lines.append(f'.SS "{titles.get(name, name)}"')
         for i, paragraph in enumerate(re.split(r"\n\s*\n", (view.__doc__ or "").strip())):
             lines += [*([".PP"] if i else []), *filled(escaped(" ".join(paragraph.split())))]
         for field in msgspec.structs.fields(view):

@@ -53,7 +53,8 @@ Permutations = Annotated[
     int,
     typer.Option(
         "--permutations", metavar="B", min=0,
-        help="Label permutations behind p; 0: no p. The paper has 10000 for its main rows.",
+        help="Label permutations behind p; 0: no p. The paper has 10000 for its main rows; fewer is our choice (see "
+        "the manual).",
     ),
 ]  # fmt: skip
 Baselines = Annotated[

@@ -62,7 +62,10 @@ class Row:
 
 
 class PairFields(Struct, kw_only=True, omit_defaults=True):
-    """What --schema says of an input: a pair, or a flat row, under the usual names."""
+    """A question with a right and a wrong answer; or, to be audited alone, a flat row: a text and its label.
+
+    The names are the usual ones, which options change. CSV with TruthfulQA's columns is read too.
+    """
 
     question: str | None = None
     correct: str | None = None

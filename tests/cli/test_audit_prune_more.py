@@ -123,6 +123,8 @@ def test_pruning_against_trees(run_strop, against):
     assert before["value"] > 0.6
     assert after["value"] < before["value"]
     assert 5 <= after["n"] == len(kept(done)) < 40
+    (fresh,) = metrics(done, "fresh_trees_auc_mean")
+    assert (fresh["value"], fresh["of"]) == (after["value"], "kept")
     assert "boosted trees over six surface counts are near chance" in done.stderr
 
 
