@@ -1,9 +1,9 @@
 """Pruning TruthfulQA: ours against the plain loop, which refits scikit-learn's probe for every audit. In one run.
 
 Times are of the processor, one thread each, which a busy machine does not stretch; on an idle one they are what a clock
-shows, so that the bar of 20 s on two cores is met with one. The plain loop is Algorithm 1 with one fit a fold and one of all pairs for
-each deletion. It and ours delete the same way on stable folds; the last row is the default, a linear program with a
-search, against its bar.
+shows, so that the bar of 20 s on two cores is met with one. The plain loop is Algorithm 1 with one fit a fold and one
+of all pairs for each deletion. It and ours delete the same way on stable folds; the last row is the default, a linear
+program with a search, against its bar.
 """
 
 from __future__ import annotations
