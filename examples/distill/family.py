@@ -31,7 +31,9 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", pad_token="</s>")
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str], steps: int, seed: int) -> float:
+def train(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str], steps: int, seed: int
+) -> float:
     """Plain next-token training; the last loss (nats a token)."""
     chance = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)

@@ -55,7 +55,7 @@ def sampled(run_strop, tiny_model, tmp_path_factory):
     tasks = run_strop(["synth-tasks", "arithmetic", "-n", "5", "--seed", "1"]).records
     for task in tasks:
         task["negative_condition"] = ATTACK
-    args = ["rollout", "--model", tiny_model, "--dtype", "float32", "--max-tokens", "6", "-n", "2", "--stop", "\x00"]
+    args = ["rollout", "--model", tiny_model, "--dtype", "float32", "--max-tokens", "6", "-n", "2", "--stop", "never"]
     return run_strop(args, input=tasks, env=ENV).records
 
 
