@@ -50,7 +50,7 @@ def test_values_and_all_gradients(shape, with_bias):
         loss = (values[0] * upstream).sum() + (values[1] * upstream.flip(0)).sum()
         found.append([one.detach().double() for one in (*values, *torch.autograd.grad(loss, leaves))])
     for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)  # float32 beside float64
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 50])
