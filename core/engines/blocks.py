@@ -74,6 +74,9 @@ class BlockScheduler:
         """Lets go of the last prompt's keys and values; nothing may be under way."""
         self._prompt = None
 
+    def rest(self) -> None:
+        """Nothing to give back: the model is used as it is."""
+
     def submit(self, request: Request) -> None:
         """Queues a request whose prompt leaves room in the context."""
         self._queue.append(request)

@@ -227,6 +227,8 @@ class RowModel:
         """
         import torch
 
+        if self.base.config._attn_implementation != ATTENTION_NAME:
+            self.base.set_attn_implementation(ATTENTION_NAME)
         ids = [token for segment in segments for token in segment.token_ids]
         positions = [position for segment in segments for position in segment.positions]
         spare = self._size_for(len(ids)) - len(ids)

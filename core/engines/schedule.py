@@ -62,6 +62,10 @@ class RowScheduler:
     def forget(self) -> None:
         """Nothing to let go of: keys and values live as long as the samples behind them, and none is under way."""
 
+    def rest(self) -> None:
+        """Gives the model its own attention back until the next step: somebody else uses it, too."""
+        self._model.restore()
+
     def submit(self, request: Request) -> None:
         """Queues a request whose prompt leaves room in the context."""
         self._waiting.setdefault(tuple(request.prompt_ids), deque()).append(request)

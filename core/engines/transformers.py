@@ -59,6 +59,7 @@ class TransformersEngine:
         self.concurrency = self._max_samples + self._max_samples // 4
         self._path, self._adapter, self._dtype = model, adapter, dtype
         self._record_routing = record_routing
+        self._is_shared = load is not None
         self._load_weights = load or self._load_model
         self._scheduler: RowScheduler | BlockScheduler | None = None
         self._finished: list[Completion] = []
@@ -125,6 +126,8 @@ class TransformersEngine:
                 raise
             raise Unavailable("out of memory while generating; a lower --max-context or --concurrency helps") from None
         self._pending -= len(done)
+        if self._is_shared and not self._pending and self._scheduler is not None:
+            self._scheduler.rest()
         return done
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ def test_wiki_articles_and_offline_conditions(distill, sampled, tmp_path):
     articles.write_text("".join(json.dumps(text) + "\n" for text in texts))
     made = distill("--nsd", "--condition", "wiki", "--articles", articles, input=records)
     (characters,) = {record["distill"]["condition"]["characters"] for record in rollouts_of(made.records)}
-    assert characters == 600
+    assert characters == 540
     kept = tmp_path / "conditions.jsonl"
     args = ["--nsd", "--condition", "offline", "--conditions", kept, "--condition-tokens", "8"]
     first = distill(*args, input=records)
@@ -174,7 +174,8 @@ def test_teachers_of_another_family(distill, sampled, family, args, name, run_st
         assert record["distill"]["teacher"]["model"] == str(teacher)
         assert "logp_ref" not in chunk or name == "compass"
     found = metrics_of(result.records)
-    assert 0 < found["coverage"] <= 1
+    # Random text of the tiny model rarely cuts where the other tokenizer does.
+    assert found["coverage"] == found["one_to_one"] if "one-to-one" in args else 0 < found["coverage"] <= 1
     trained = run_strop(["train", "--model", tiny_model, "--out", tmp_path / "out"], input=result.stdout, env=ENV)
     assert trained.records[-1]["kind"] == "checkpoint"
 
@@ -253,7 +254,7 @@ def test_resume_does_only_what_is_missing(distill, sampled, tmp_path):
     lines = whole.stdout.splitlines(keepends=True)
     part.write_bytes(b"".join(lines[:7]) + lines[7][:40])
     result = distill("--nsd", "--resume", part, input=sampled)
-    assert "5 written before" in result.stderr
+    assert "4 written before" in result.stderr
     found = [json.loads(line) for line in part.read_bytes().splitlines()]
     assert [record["id"] for record in found] == [record["id"] for record in sampled]
     assert all(record["kind"] == "task" or "distill" in record for record in found)
