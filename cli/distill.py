@@ -11,7 +11,6 @@ from strop.cli import model_options as models
 from strop.cli import rollout_options as sampling
 from strop.cli import train_options as training
 from strop.cli.session import Session, tool
-from strop.core.distill.attempts import DistillRollout, DistillTask
 from strop.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +22,8 @@ EXPERTS = "experts:"
 
 
 @tool(
-    reads=("task", "rollout"), writes=("rollout", "sft", "metric", "checkpoint"), slow=True,
-    views={"task": DistillTask, "rollout": DistillRollout},
-)  # fmt: skip
+    reads=("task", "rollout"), writes=("rollout", "sft", "metric", "checkpoint"), slow=True
+)
 def command(
     io: Session,
     nsd: opt.Nsd = False,
@@ -163,7 +161,7 @@ def command(
         return
     method = _chosen({"nsd": nsd, "compass": compass, "opd": opd, "opsd": opsd, "gopd": gopd, "sft": sft})
     if method == "sft":
-        from strop.cli.distill_run import cold_start
+        from strop.cli.distill_files import cold_start
 
         cold_start(io, tasks)
         return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -11,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop import __version__
+from strop.cli.distill_files import articles, stored_conditions, task_book
 from strop.cli.session import Session
 from strop.cli.updates import emit_update, update_line
-from strop.core.distill.attempts import DistillTask, Stream, TaskBook
+from strop.core.distill.attempts import Stream
 from strop.core.errors import DataError, UsageError
-from strop.core.records import Record
-from strop.core.streams import Output, read_records
+from strop.core.records import Record, Task
+from strop.core.streams import Output
 from strop.core.train.run import Run as TrainRun
 from strop.core.train.run import RunOptions, Update, find_start
 
@@ -103,7 +102,7 @@ class Run:
             tokenizer = open_tokenizer(self._models.frozen)
             method = self._method(tokenizer, lambda: self._scorer(self._models.frozen), self._open_writer)
             stream = Stream(
-                method, _book(tasks), size=batch, vocabulary=tokenizer.vocab_size,
+                method, task_book(tasks), size=batch, vocabulary=tokenizer.vocab_size,
                 done=lambda name: io.resumed is not None and ("rollout", name) in io.resumed.ids, on_bad=io.reject,
             )  # fmt: skip
             if io.dry_run:
@@ -213,8 +212,8 @@ class Run:
         wish = self._nsd
         writer = Writer(
             wish.rule, self._prompts, tokenizer, writing, writer=self._plays,
-            articles=_articles(wish.articles) if wish.rule.form == "wiki" else (), stored=_stored(wish.conditions),
-            on_written=self._condition_keeper(wish.conditions),
+            articles=articles(wish.articles) if wish.rule.form == "wiki" else (),
+            stored=stored_conditions(wish.conditions), on_written=self._condition_keeper(wish.conditions),
         )  # fmt: skip
         self._frozen = frozen()
         return NegativeTeacher(writer, self._frozen, tokenizer, self._prompts, gate=wish.gate)
@@ -298,15 +297,15 @@ class Run:
             return lambda: engine
         return lambda: self._stack.enter_context(open_engine(self._models.frozen))
 
-    def _tasks(self) -> list[tuple[Record, DistillTask]]:
+    def _tasks(self) -> list[tuple[Record, Task]]:
         """All tasks of the input; other kinds pass through. One id twice is bad data."""
-        found: dict[str, tuple[Record, DistillTask]] = {}
+        found: dict[str, tuple[Record, Task]] = {}
         for record in self._io.records():
             if record.kind != "task":
                 self._io.write(record)
                 continue
             try:
-                task = record.view(DistillTask)
+                task = record.view(Task)
                 if task.id in found:
                     raise record.bad(f"task {task.id!r} came before in this input", "id")
                 if task.prompt is None:
@@ -371,57 +370,3 @@ class Run:
 def _inner(scorer: Scorer | None) -> Scorer | None:
     """The scorer behind one that remembers."""
     return getattr(scorer, "inner", scorer)
-
-
-def _articles(file: Path | None) -> list[str]:
-    """The articles of --condition wiki that are long enough. Raises UsageError, DataError."""
-    from strop.core.distill.conditions import MIN_ARTICLE
-
-    if file is None:
-        raise UsageError("--condition wiki needs --articles FILE with text records")
-    found = [record.get("text", str) for record in read_records([str(file)], sys.stdin.buffer) if record.kind == "text"]
-    long = [text for text in found if text is not None and len(text) >= MIN_ARTICLE]
-    if not long:
-        raise DataError(f"{file}: none of {len(found)} texts has {MIN_ARTICLE} characters")
-    return long
-
-
-def _stored(file: Path | None) -> list[StoredCondition]:
-    from strop.core.distill.writing import read_conditions
-
-    if file is None or not file.exists():
-        return []
-    return read_conditions(read_records([str(file)], sys.stdin.buffer))
-
-
-def cold_start(io: Session, tasks: Path | None) -> None:
-    """--sft: rollouts in, sft records out; other kinds pass."""
-    from strop.core.distill.cold_start import sft_fields, why_not
-
-    book = _book(tasks)
-    made, left = 0, Counter[str]()
-    for record in io.records():
-        try:
-            attempt = book.place(record)
-            reason = None if attempt is None else why_not(attempt)
-            example = None if attempt is None or reason else Record.make("sft", sft_fields(attempt))
-        except DataError as error:
-            io.reject(error, record)
-            continue
-        if attempt is None:
-            io.write(record)
-        elif example is None:
-            left[reason or ""] += 1
-        else:
-            made += 1
-            io.emit(example)
-    io.note(f"{made} examples" + (f"; left out: {', '.join(f'{n} {why}' for why, n in left.items())}" if left else ""))
-
-
-def _book(file: Path | None) -> TaskBook:
-    """A book of tasks, with those of a file that do not travel in the stream."""
-    book = TaskBook()
-    for record in read_records([str(file)], sys.stdin.buffer) if file else ():
-        if record.kind == "task":
-            book.place(record)
-    return book

@@ -90,6 +90,8 @@ def command(
       strop advantage --gae --critic runs/1 rollouts.jsonl \\
         | strop train --model M --from runs/1 --critic --out runs/2
 
+    --loss nsd learns from the gates that `strop distill --nsd` writes, and from no advantage.
+
     With --critic a second model learns what reward a state still promises (T1): `advantage --gae --critic` writes its
     values into the rollouts, and here it is updated first, on the returns beside them, before the policy is.
 
@@ -99,7 +101,8 @@ def command(
 
     \b
     Input fields:
-      rollout: id, group, group_size, chunks (token_ids, sampled, logprobs, advantages, routing),
+      rollout: id, group, group_size, chunks (token_ids, sampled, logprobs, advantages, routing; with
+      --loss nsd logp_ref and gate),
       steps (span, chunk, advantage), advantage, sampling, error; with --loss sft also success; with
       --critic values and returns of the chunks
       sft: id, prompt, response; or token_ids and trained (the spans)
@@ -109,7 +112,8 @@ def command(
       metric (of an update): loss, lr, grad_norm, clip_share, mask_share, entropy, kl_reference,
       kl_rollout, logprob_gap_mean, logprob_gap_max, groups_without_signal_share, trained_tokens,
       tokens, tokens_per_s, rollouts, seconds; with --critic critic_loss, explained_variance,
-      value_mean, value_clip_share, critic_grad_norm, critic_seconds
+      value_mean, value_clip_share, critic_grad_norm, critic_seconds; with --loss nsd push, anchor,
+      gate, gate_open_share
       checkpoint: path, version, base, sha256
 
     \b

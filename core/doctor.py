@@ -58,6 +58,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("bfcl", "env functions"),
     ),
     "calibrate": (Need("model", "--model, which makes the attempts itself"), Need("vllm", "--engine vllm")),
+    "distill": (Need("model", "the models that score", always=True), Need("vllm", "--engine vllm")),
     "train": (Need("model", "training", always=True),),
     "audit-prune": (Need("audit", "the probe", always=True), Need("plot", "--report")),
     "debate-label": (

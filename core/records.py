@@ -127,6 +127,7 @@ class Rollout(Struct, kw_only=True, omit_defaults=True):
     grading: dict[str, Any] | None = None
     stop: str | None = None
     advantage: float | None = None
+    distill: dict[str, Any] | None = None
     error: str | None = None
 
 
@@ -150,7 +151,8 @@ class Task(Struct, kw_only=True, omit_defaults=True):
 
     `prompt` is text, or chat messages ({"role", "content"}); `verifier` is {"name": ..., and what it needs}; `sampling`
     holds hints ("stop", "max_tokens") that apply where the user of `rollout` says nothing else; `sandbox` is what the
-    env `shell` starts an agent in, and `world` what other envs begin with.
+    env `shell` starts an agent in, and `world` what other envs begin with; under `negative_condition` a negative
+    self-teacher is to solve it.
     """
 
     id: str
@@ -160,6 +162,7 @@ class Task(Struct, kw_only=True, omit_defaults=True):
     reference: Any = None
     sandbox: dict[str, Any] | None = None
     world: dict[str, Any] | None = None
+    negative_condition: str | None = None
     sampling: dict[str, Any] | None = None
     statement_version: int = 1
     parent: str | None = None

@@ -58,7 +58,9 @@ def test_a_page_has_its_sections_in_order(page):
     assert set(wanted) <= set(titles)
 
 
-@pytest.mark.parametrize("name", ["rollout", "calibrate", "advantage", "train", "audit-prune", "debate-label"])
+@pytest.mark.parametrize(
+    "name", ["rollout", "calibrate", "advantage", "distill", "train", "audit-prune", "debate-label"]
+)
 def test_a_method_ends_with_its_evidence(name):
     page = (ROOT / "man" / f"strop-{name}.1").read_text(encoding="utf-8")
     assert re.findall(r'^\.SH "(.*)"$', page, re.MULTILINE)[-1] == "EVIDENCE"

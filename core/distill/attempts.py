@@ -34,19 +34,13 @@ class DistillRollout(Struct, kw_only=True):
     error: str | None = None
 
 
-class DistillTask(Task, kw_only=True, omit_defaults=True):
-    """A task, and the condition under which its negative teacher is to solve it, where somebody wrote one."""
-
-    negative_condition: str | None = None
-
-
 @dataclass(slots=True)
 class Attempt:
     """A rollout with its task (None where no task of its id came before)."""
 
     record: Record
     rollout: DistillRollout
-    task: DistillTask | None
+    task: Task | None
 
     @property
     def num_sampled(self) -> int:
@@ -64,7 +58,7 @@ class Attempt:
         chunks = self.rollout.chunks
         return [id_ for chunk in chunks for start, end in spans_of(chunk) for id_ in chunk.token_ids[start:end]]
 
-    def need_task(self) -> DistillTask:
+    def need_task(self) -> Task:
         """The task. Raises DataError without one, or where it has no prompt."""
         if self.task is None:
             message = f"no task {self.rollout.task!r} came before this rollout (name a file of tasks with --tasks)"
@@ -151,7 +145,7 @@ class TaskBook:
     """The tasks that came by, and each rollout with its own. A later task with the same id replaces an earlier one."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, DistillTask] = {}
+        self._tasks: dict[str, Task] = {}
 
     def place(self, record: Record) -> Attempt | None:
         """Remembers a task; the attempt that a rollout is; None for other kinds.
@@ -159,7 +153,7 @@ class TaskBook:
         Raises DataError for an attempt at another version of the statement than the task's.
         """
         if record.kind == "task":
-            task = record.view(DistillTask)
+            task = record.view(Task)
             self._tasks[task.id] = task
         if record.kind != "rollout":
             return None

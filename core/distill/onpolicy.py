@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from strop.core.distill.attempts import Attempt, DistillRollout, DistillTask, Method, apply_to_all
+from strop.core.distill.attempts import Attempt, DistillRollout, Method, apply_to_all
 from strop.core.errors import DataError
 from strop.core.records import Record, Task
 from strop.core.rollout.attempts import AttemptMaker, SamplingChoice
@@ -60,7 +60,7 @@ class OnPolicy:
     """
 
     def __init__(
-        self, tasks: Sequence[tuple[Record, DistillTask]], plan: Plan, engine: TransformersEngine, tokenizer: Tokenizer,
+        self, tasks: Sequence[tuple[Record, Task]], plan: Plan, engine: TransformersEngine, tokenizer: Tokenizer,
         verifiers: Verifiers, method: Method, reading: Reading, *, version: Callable[[], int],
         consumed: Sequence[str] = (), on_rollout: Callable[[Record], None] = lambda _: None,
         on_bad: Callable[[DataError, Record], None],
@@ -88,7 +88,7 @@ class OnPolicy:
             for start in range(0, len(todo), self._plan.tasks_per_update):
                 yield self._batch(maker, todo[start : start + self._plan.tasks_per_update])
 
-    def _batch(self, maker: AttemptMaker, tasks: Sequence[tuple[Record, DistillTask]]) -> Batch:
+    def _batch(self, maker: AttemptMaker, tasks: Sequence[tuple[Record, Task]]) -> Batch:
         self._engine.renew()
         # Ids and groups come from the seed and the start; the version is only told.
         maker.info = replace(maker.info, version=self._version())
@@ -108,7 +108,7 @@ class OnPolicy:
         batch.groups_without_signal = batch.left_out = sum(task.id not in signalled for _, task in tasks)
         return batch
 
-    def _sample(self, maker: AttemptMaker, tasks: Sequence[tuple[Record, DistillTask]]) -> list[Attempt]:
+    def _sample(self, maker: AttemptMaker, tasks: Sequence[tuple[Record, Task]]) -> list[Attempt]:
         samples = tuple(range(self._plan.samples))
         loop = RolloutLoop(
             self._engine, maker, self._verify, concurrency=self._engine.concurrency, on_bad=self._on_bad

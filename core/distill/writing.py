@@ -17,10 +17,9 @@ from strop.core.distill.conditions import (
 )
 from strop.core.engines.protocol import Completion, Request
 from strop.core.errors import DataError
-from strop.core.records import Record, Sampling
+from strop.core.records import Record, Sampling, Task
 
 if TYPE_CHECKING:
-    from strop.core.distill.attempts import DistillTask
     from strop.core.engines.protocol import Engine
     from strop.core.models.tokens import Tokenizer
 
@@ -69,7 +68,7 @@ class Writer:
             found |= {i: made[str(i)] for i in missing}
         return [found[i] for i in range(len(attempts))]
 
-    def _known(self, task: DistillTask) -> Condition | None:
+    def _known(self, task: Task) -> Condition | None:
         if task.negative_condition is not None:
             return Condition(text=task.negative_condition.strip(), form=self._rule.form, writer="given")
         if self._rule.form == "wiki":
@@ -78,7 +77,7 @@ class Writer:
             return self._from_store(task)
         return None
 
-    def _from_store(self, task: DistillTask) -> Condition:
+    def _from_store(self, task: Task) -> Condition:
         one = self._stored[task.id, task.statement_version]
         return attack(one.text, one.form, one.writer)
 
@@ -88,7 +87,7 @@ class Writer:
             return attempt.rollout.response
         return self._tokenizer.decode(attempt.sampled_ids)
 
-    def _write_offline(self, tasks: Sequence[DistillTask]) -> None:
+    def _write_offline(self, tasks: Sequence[Task]) -> None:
         """A solution of the writer's own to each task, then an attack on it. Those it has are left."""
         wanted = {task.id: task for task in tasks if (task.id, task.statement_version) not in self._stored}
         problems = {name: problem_of(task.prompt or "") for name, task in wanted.items()}
@@ -158,7 +157,7 @@ def read_conditions(records: Iterable[Record]) -> list[StoredCondition]:
     return list(found.values())
 
 
-def _answering(task: DistillTask) -> Sampling:
+def _answering(task: Task) -> Sampling:
     """How a task is answered where nobody says otherwise."""
     import msgspec
 
