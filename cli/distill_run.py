@@ -95,7 +95,7 @@ class Run:
 
     def stream(self, tasks: Path | None, batch: int) -> None:
         """As a filter: rollouts in, rollouts with signals out."""
-        from strop.core.engines.open import open_tokenizer
+        from strop.core.engines.open import open_tokenizer, policy_info
 
         io = self._io
         with self._stack:
@@ -104,6 +104,7 @@ class Run:
             stream = Stream(
                 method, task_book(tasks), size=batch, vocabulary=tokenizer.vocab_size,
                 done=lambda name: io.resumed is not None and ("rollout", name) in io.resumed.ids, on_bad=io.reject,
+                revision=policy_info(self._models.frozen).revision,
             )  # fmt: skip
             if io.dry_run:
                 self._plan(stream, io.records())
@@ -356,6 +357,8 @@ class Run:
             reasons = {"failed by the machine": counts.failed, "empty": counts.empty, "written before": counts.resumed}
             if some := [f"{number} {why}" for why, number in reasons.items() if number]:
                 io.note(f"left as they were: {', '.join(some)}")
+            if counts.others:
+                io.warn(f"{counts.others} rollouts name another model than --model as the one that sampled them")
         if self._cached:
             known, asked = sum(one.num_hits for one in self._cached), sum(one.num_misses for one in self._cached)
             io.note(f"{known} of {known + asked} sequences had been scored before")

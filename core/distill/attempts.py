@@ -132,13 +132,14 @@ class Method(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """What came in."""
+    """What came in; `others` were sampled by another model."""
 
     rollouts: int = 0
     failed: int = 0
     empty: int = 0
     resumed: int = 0
     tokens: int = 0
+    others: int = 0
 
 
 class TaskBook:
@@ -170,12 +171,13 @@ class Stream:
     """Gathers rollouts into batches of `size` and gives all records out in the order they came in.
 
     Batches are made by number alone, so that what is computed together does not depend on the speed of the input.
-    Rollouts that failed or hold no sampled token pass untouched, and those of `done` are dropped.
+    Rollouts that failed or hold no sampled token pass untouched, and those of `done` are dropped. Those that name
+    another model than that of `revision` are counted: their ids may mean something else to it.
     """
 
     def __init__(
         self, method: Method, book: TaskBook, *, size: int, vocabulary: int | None, done: Callable[[str], bool],
-        on_bad: Callable[[DataError, Record], None],
+        on_bad: Callable[[DataError, Record], None], revision: str | None = None,
     ) -> None:  # fmt: skip
         self.counts = Counts()
         self._method = method
@@ -184,6 +186,7 @@ class Stream:
         self._vocabulary = vocabulary
         self._done = done
         self._on_bad = on_bad
+        self._revision = revision
 
     def count(self, record: Record) -> None:
         """Looks at a record as `run` would, and computes nothing."""
@@ -237,6 +240,8 @@ class Stream:
                 raise record.bad(message, f"chunks[{i}].sampled")
         self._method.check(attempt)
         self.counts.tokens += attempt.num_sampled
+        said = (rollout.policy or {}).get("revision")
+        self.counts.others += None not in (said, self._revision) and said != self._revision
         return [attempt]
 
     def _finish(self, held: list[Record | Attempt]) -> Iterator[Record]:

@@ -457,6 +457,11 @@ def test_opsd_without_a_reference(distill, sampled):
     assert "has no reference in words or numbers" in result.stderr
 
 
+def test_rollouts_of_another_model_are_warned_of(distill, sampled):
+    result = distill("--nsd", input=changed(sampled, policy={"model": "x/y", "revision": "0"}))
+    assert "1 rollouts name another model" in result.stderr
+
+
 def test_articles_that_are_all_too_short(distill, sampled, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"kind": "text", "id": "a", "text": "short"}\n')
     result = distill("--nsd", "--condition", "wiki", "--articles", tmp_path / "a.jsonl", input=sampled, check=False)

@@ -124,6 +124,14 @@ def test_bad_rollouts(record, message):
     assert all(one.kind == "task" for one in out)
 
 
+def test_rollouts_of_another_model_are_counted():
+    made = [rollout(name, policy={"revision": said}) for name, said in (("a", "x"), ("b", "y"), ("c", None))]
+    records = [Record.make("task", TASK), *made]
+    stream = Stream(Marker(), TaskBook(), size=2, vocabulary=None, done=lambda _: False, on_bad=None, revision="x")
+    assert len(list(stream.run(records))) == 4
+    assert stream.counts.others == 1
+
+
 def test_ids_outside_the_vocabulary_are_bad():
     record = rollout("a")
     record.set(chunks=[{"token_ids": [5, 6, 7, 10], "sampled": [[2, 4]], "logprobs": [-1, -1]}])
