@@ -2,7 +2,8 @@
 
     python family.py DIR SEED STEPS < tasks.jsonl
 
-The tokenizer has a token for each byte, and one for a digit with the line feed behind it, which are two tokens to SmolLM2. The model sees whole lines of the few-shot prompt with their answers.
+The tokenizer has a token for each byte, and one for a digit with the line feed behind it, which SmolLM2 has as two.
+The model sees whole lines of the few-shot prompt; the loss is that of their answers.
 """
 
 import json
