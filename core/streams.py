@@ -117,7 +117,8 @@ class Output:
             self._writer.write(record)
             if self._flush_each:
                 self._file.flush()
-        self.num_records += 1
+            # Counted under the guard: a signal that waited for this write is raised as the guard ends.
+            self.num_records += 1
 
     def write_text(self, text: str) -> None:
         """Appends lines that are not records: the table of a tool whose output is for people."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strop.core.errors import DataError, InputMissing, OutputFailed, Where
 from strop.core.records import Record
-from strop.core.streams import Output, Resumed, read_records
+from strop.core.streams import Output, Resumed, WriteGuard, read_records
 
 
 def read(data: bytes, on_bad=None) -> list[Record]:
@@ -77,6 +77,28 @@ def test_atomic_output_appears_whole_or_not_at_all(tmp_path: Path):
     umask = os.umask(0)
     os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_signal_during_the_first_write_leaves_a_record_that_is_kept(tmp_path: Path, monkeypatch):
+    class Signalled(Exception): ...
+
+    record = Record.make("x", {"a": 1})
+    encode = Record.encode
+
+    def encode_as_the_signal_arrives(self: Record) -> bytes:
+        monkeypatch.setattr(WriteGuard, "stop", Signalled())  # What a handler does while a write is under way.
+        return encode(self)
+
+    monkeypatch.setattr(Record, "encode", encode_as_the_signal_arrives)
+    kept = None
+    with pytest.raises(Signalled), Output(path=tmp_path / "out.jsonl") as output:
+        try:
+            output.write(record)
+        finally:
+            kept = output.keep_partial()
+    assert kept == tmp_path / "out.jsonl.part"
+    assert kept.read_text() == '{"kind":"x","a":1}\n'
+    assert os.listdir(tmp_path) == ["out.jsonl.part"]
 
 
 def test_a_full_disk_is_said_as_such():
