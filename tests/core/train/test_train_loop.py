@@ -306,3 +306,16 @@ def test_capped_logits_are_refused(tiny_llama):
 def test_an_empty_batch_is_an_error(lora_policy):
     with pytest.raises(ValueError, match="at least one"):
         Trainer(lora_policy(), LossOptions(), OptimOptions()).update([])
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "dppo"])
+def test_a_response_that_is_masked_whole_gives_loss_zero_and_moves_nothing(lora_policy, random_examples, loss):
+    # What `distill --compass` writes where no token has a unit.
+    examples = random_examples(3)
+    for sequence in (one for example in examples for one in example.sequences):
+        sequence.advantages = [0.0] * len(sequence.positions)
+    policy = lora_policy()
+    before = [parameter.detach().clone() for _, parameter in policy.trainable()]
+    report = Trainer(policy, LossOptions(loss), OptimOptions()).update(examples)
+    assert (report.metrics["loss"], report.metrics["grad_norm"]) == (0, 0)
+    assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.trainable(), strict=True))
