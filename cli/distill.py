@@ -46,6 +46,7 @@ def command(
     lambda_: opt.Lambda = 1.25,
     units: opt.Units = "all",
     span_score: opt.SpanScore = "mean",
+    opsd_form: opt.OpsdForm = "vocabulary",
     condition: opt.ConditionForm = "solution",
     condition_model: opt.ConditionModel = "student",
     conditions: opt.Conditions = None,
@@ -79,6 +80,8 @@ def command(
     anchor: training.NsdAnchor = "paper",
     nsd_gradient: training.NsdGradient = "supervised",
     nsd_guards: training.NsdGuards = "",
+    opsd_divergence: training.OpsdDivergence = "jsd",
+    opsd_beta: training.OpsdBeta = 0.5,
     denominator: training.Denominator = None,
     constant_tokens: training.ConstantTokens = 0,
     pack_tokens: training.PackTokens = 2048,
@@ -108,7 +111,8 @@ def command(
 
     --compass (CompassOPD): the response is read by a strong --teacher and a weak --reference of its family, in their
     own tokens, aligned to the policy's on bytes. What the teacher says beyond its small sibling is the advantage, less
-    --alpha times what the policy has moved from --model. --opd, --opsd and --gopd are what it is compared with.
+    --alpha times what the policy has moved from --model. --opd, --opsd and --gopd are what it is compared with; --opsd
+    writes what its teacher, the frozen --model told the solution, reads, and `train --loss opsd` asks it.
 
     --sft makes examples of a teacher's rollouts, those that ended by themselves and are not empty: what a policy of
     another family starts from.
@@ -142,8 +146,8 @@ def command(
 
     \b
     Output fields:
-      rollout: chunks (nsd: logp_ref, logp_neg, gate; others: advantages, and logp_ref with
-      compass), distill {method, ...; with --trace units}
+      rollout: chunks (nsd: logp_ref, logp_neg, gate; opsd: teacher_prompt_ids; others:
+      advantages, and logp_ref with compass), distill {method, ...; with --trace units}
       metric (--metrics; with --out of each update): nsd: gate_mean, gate_open_share, gate_max,
       condition_ok_share, condition_characters, style_task_ratio, reflections; others: coverage,
       one_to_one, sign_agreement, offset_wins, mean_shift, mean_offset, mean_displacement; both
@@ -194,7 +198,7 @@ def command(
     run = Run(
         io, method, used, Prompts(prompts),
         NsdWish(ConditionRule(condition, drawn, seed), condition_model, conditions, articles, gate),
-        TeacherRule(method, alpha, beta, lambda_, units, span_score, trace), metrics=metrics,
+        TeacherRule(method, alpha, beta, lambda_, units, span_score, trace, opsd_form), metrics=metrics,
     )  # fmt: skip
     if out is None:
         if go_on or rollouts is not None:
@@ -209,7 +213,10 @@ def command(
     )  # fmt: skip
     choice = NsdChoice(nsd_alpha, nsd_penalty, anchor, nsd_gradient, **training.parse_guards(nsd_guards))
     # One update a batch: the ratio is 1, and PPO's loss is -A log p.
-    loss = LossOptions("nsd" if method == "nsd" else "ppo", nsd=choice)
+    own_loss = method == "nsd" or (method == "opsd" and opsd_form == "vocabulary")
+    loss = LossOptions(
+        method if own_loss else "ppo", nsd=choice, opsd=training.opsd_choice(opsd_divergence, opsd_beta)
+    )
     plan = Plan(tasks_per_update, samples, passes, seed, SamplingChoice(temperature=temperature, max_tokens=max_tokens))
     run.loop(
         LoopWish(out, go_on, plan, loss, optim, training.lora_options(rank, lora_alpha, lora_targets), lora is not None,

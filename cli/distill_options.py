@@ -31,6 +31,11 @@ Sft = Annotated[
     typer.Option("--sft", help="The cold start: a teacher's rollouts become sft records of text, for `train --loss "
                  "sft`. No model is asked."),
 ]  # fmt: skip
+OpsdForm = Annotated[
+    Literal["vocabulary", "sampled"],
+    typer.Option("--opsd-form", help="opsd: the teacher's prompt, for a divergence over the whole vocabulary in `train "
+                 "--loss opsd` (the released code); or log p of the sampled tokens, as advantages."),
+]  # fmt: skip
 StudentAdapter = Annotated[
     str | None,
     typer.Option("--student-adapter", metavar="FOLDER", show_default=False,

@@ -128,6 +128,9 @@ class Run:
             raise UsageError("--out trains and samples one model in this process: the engine is transformers")
         if not frozen.model:
             raise UsageError("--model is missing: a folder, a hub id or a .gguf file")
+        if wish.loss.divergence is not None and frozen.adapter is not None:
+            message = "--adapter: over the whole vocabulary the frozen side is --model without any; merge the adapter"
+            raise UsageError(f"{message}, or choose --opsd-form sampled (--opsd) or another --anchor (--nsd)")
         same = self._same(wish)
         start = find_start(wish.out, go_on_from=None, resume=wish.go_on, options=same)
         opener = Opener(

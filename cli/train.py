@@ -50,6 +50,8 @@ def command(
     anchor: opt.NsdAnchor = "paper",
     nsd_gradient: opt.NsdGradient = "supervised",
     nsd_guards: opt.NsdGuards = "",
+    opsd_divergence: opt.OpsdDivergence = "jsd",
+    opsd_beta: opt.OpsdBeta = 0.5,
     denominator: opt.Denominator = None,
     constant_tokens: opt.ConstantTokens = 0,
     skip_zero_advantage: opt.SkipZero = False,
@@ -90,7 +92,9 @@ def command(
       strop advantage --gae --critic runs/1 rollouts.jsonl \\
         | strop train --model M --from runs/1 --critic --out runs/2
 
-    --loss nsd learns from the gates that `strop distill --nsd` writes, and from no advantage.
+    --loss nsd learns from the gates that `strop distill --nsd` writes, and from no advantage; --loss opsd from the
+    prompts that `strop distill --opsd` writes for a frozen teacher: the model without its adapter, or --model when all
+    parameters move.
 
     With --critic a second model learns what reward a state still promises (T1): `advantage --gae --critic` writes its
     values into the rollouts, and here it is updated first, on the returns beside them, before the policy is.
@@ -102,7 +106,7 @@ def command(
     \b
     Input fields:
       rollout: id, group, group_size, chunks (token_ids, sampled, logprobs, advantages, routing; with
-      --loss nsd logp_ref and gate),
+      --loss nsd logp_ref and gate, with --loss opsd teacher_prompt_ids),
       steps (span, chunk, advantage), advantage, sampling, error; with --loss sft also success; with
       --critic values and returns of the chunks
       sft: id, prompt, response; or token_ids and trained (the spans)
@@ -124,7 +128,7 @@ def command(
     nsd = NsdChoice(nsd_alpha, nsd_penalty, anchor, nsd_gradient, **opt.parse_guards(nsd_guards))
     loss_options = LossOptions(
         loss, clip_low, clip_high, dppo_low, dppo_high, dppo_ratio, kl_coef, kl_estimator, entropy_coef, mismatch_cap,
-        nsd,
+        nsd, opt.opsd_choice(opsd_divergence, opsd_beta),
     )  # fmt: skip
     rank = opt.DEFAULT_RANK if lora is None else lora
     optim = OptimOptions(
@@ -140,7 +144,7 @@ def command(
     _check(loss_options, optim)
     critic_options = None
     if critic or critic_only or critic_from is not None:
-        if loss in ("sft", "nsd"):
+        if loss in ("sft", "nsd", "opsd"):
             raise UsageError(f"a critic goes with a policy gradient, not with --loss {loss}")
         rate = RATE_RATIO * optim.lr if critic_lr is None else critic_lr
         critic_options = CriticOptions(rate, value_clip=value_clip, pack_tokens=pack_tokens)
@@ -276,6 +280,8 @@ def _check(loss: LossOptions, optim: OptimOptions) -> None:
         raise UsageError("--denominator constant and --constant-tokens N go together")
     if 0 < loss.mismatch_cap <= 1:
         raise UsageError("--mismatch-cap is a factor above 1, or 0 for none")
+    if loss.mismatch_cap and loss.loss in ("nsd", "opsd"):
+        raise UsageError(f"--mismatch-cap goes with a policy gradient, not with --loss {loss.loss}")
 
 
 def _critic_start(start: Start, given: Path | None) -> Path | None:

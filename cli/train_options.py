@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from strop.core.errors import UsageError
+from strop.core.train.losses import OpsdChoice
 from strop.core.train.policy import LoraOptions
 
 DEFAULT_RANK = 16
@@ -48,10 +49,11 @@ LoraTargets = Annotated[
     str, typer.Option("--lora-targets", metavar="NAMES", help="Layers that get an adapter, between commas.")
 ]
 Loss = Annotated[
-    Literal["ppo", "dppo", "reinforce", "nsd", "sft"],
+    Literal["ppo", "dppo", "reinforce", "nsd", "opsd", "sft"],
     typer.Option(
         "--loss", help="ppo: clipped ratio. dppo: FrogNano's token rule. reinforce: -A log p, no ratio. nsd: away from "
-        "a negative self-teacher (`distill --nsd`). sft: -log p of the successes among rollouts, and of sft records.",
+        "a negative self-teacher (`distill --nsd`). opsd: towards the frozen model that knows the solution (`distill "
+        "--opsd`), over the whole vocabulary. sft: -log p of the successes among rollouts, and of sft records.",
     ),
 ]  # fmt: skip
 Lr = Annotated[
@@ -113,6 +115,14 @@ NsdGuards = Annotated[
     typer.Option("--nsd-guards", metavar="NAME=VALUE,...", help="nsd: the released code's guards, all off here: "
                  "logp-floor=-10, prob-clamp=0.9999999, loss-clamp=0.5, trust-ratio=0.2; `code` means these four."),
 ]  # fmt: skip
+OpsdDivergence = Annotated[
+    Literal["jsd", "forward", "reverse"],
+    typer.Option("--opsd-divergence", help="opsd: the generalised Jensen-Shannon divergence (the released code), "
+                 "KL(teacher || policy) or KL(policy || teacher)."),
+]  # fmt: skip
+OpsdBeta = Annotated[
+    float, typer.Option("--opsd-beta", help="opsd: the teacher's share in the mixture of jsd, between 0 and 1.")
+]
 Denominator = Annotated[
     Literal["token", "sequence", "constant", "sum"] | None,
     typer.Option("--denominator", show_default=False,
@@ -206,6 +216,13 @@ def parse_guards(text: str) -> dict[str, float]:
             raise UsageError(f"--nsd-guards {part!r}: expected some of {known}, or code")
         found[name.replace("-", "_")] = number
     return found
+
+
+def opsd_choice(divergence: str, beta: float) -> OpsdChoice:
+    """OPSD's loss. Raises UsageError for a beta that is none."""
+    if not 0 < beta < 1:
+        raise UsageError(f"--opsd-beta {beta:g}: expected a number between 0 and 1 (its limits are the two KLs)")
+    return OpsdChoice(divergence, beta)
 
 
 def parse_betas(text: str) -> tuple[float, float]:

@@ -56,7 +56,8 @@ class Chunk(Struct, omit_defaults=True):
     """A run of tokens as the model saw them: fed and sampled tokens, and which of them the policy produced.
 
     `logprobs` holds one value (nats) for each sampled token, in order; token-level estimators and signals stand beside
-    it, as long and in the same order. `routing` says where the experts are that a mixture of experts used.
+    it, as long and in the same order. `routing` says where the experts are that a mixture of experts used, and
+    `teacher_prompt_ids` what a self-teacher reads in the place of all that comes before the first sampled token.
     """
 
     token_ids: list[int]
@@ -69,6 +70,7 @@ class Chunk(Struct, omit_defaults=True):
     logp_neg: list[float] | UnsetType = UNSET
     gate: list[float] | UnsetType = UNSET
     routing: RoutingRef | UnsetType = UNSET
+    teacher_prompt_ids: list[int] | UnsetType = UNSET
 
     @property
     def num_sampled(self) -> int:
@@ -360,11 +362,8 @@ def check_chunks(record: Record, chunks: list[Chunk], vocabulary: int | None = N
             values = getattr(chunk, name)
             if values is not UNSET and len(values) != chunk.num_sampled:
                 raise record.bad(f"{len(values)} values for {chunk.num_sampled} sampled tokens", f"chunks[{i}].{name}")
-        if (
-            vocabulary is not None
-            and chunk.token_ids
-            and not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < vocabulary
-        ):
-            raise record.bad(
-                f"a token id lies outside the model's vocabulary of {vocabulary}", f"chunks[{i}].token_ids"
-            )
+        for name in ("token_ids", "teacher_prompt_ids"):
+            ids = getattr(chunk, name)
+            if vocabulary is not None and ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+                message = f"a token id lies outside the model's vocabulary of {vocabulary}"
+                raise record.bad(message, f"chunks[{i}].{name}")

@@ -87,14 +87,24 @@ class Attempt:
         Numbers keep seven digits behind the point, as log-probabilities have. Credit that other tools gave goes when
         there are `advantages` among the fields.
         """
-        chunks = _chunks.decode(self.record.fields["chunks"])
-        with_tokens = [i for i, chunk in enumerate(self.rollout.chunks) if chunk.num_sampled]
-        for i, fields in zip(with_tokens, signals, strict=True):
-            for name, values in fields.items():
-                chunks[i][name] = Raw(_encoder.encode([round(value, 7) + 0.0 for value in values]))
         if any("advantages" in fields for fields in signals):
             for name in ("advantage", "credit"):
                 self.record.fields.pop(name, None)
+        rounded = [
+            {name: [round(value, 7) + 0.0 for value in values] for name, values in fields.items()} for fields in signals
+        ]
+        self._write(rounded, about)
+
+    def set_teacher_prompt(self, prompt_ids: Sequence[int], about: dict[str, Any]) -> None:
+        """Writes what a self-teacher reads before the response, and `distill`."""
+        self._write([{"teacher_prompt_ids": prompt_ids}], about)
+
+    def _write(self, fields_of_chunks: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
+        chunks = _chunks.decode(self.record.fields["chunks"])
+        with_tokens = [i for i, chunk in enumerate(self.rollout.chunks) if chunk.num_sampled]
+        for i, fields in zip(with_tokens, fields_of_chunks, strict=True):
+            for name, values in fields.items():
+                chunks[i][name] = Raw(_encoder.encode(values))
         self.record.set(chunks=chunks, distill=about)
 
 

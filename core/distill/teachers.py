@@ -14,9 +14,10 @@ from msgspec import UNSET
 
 from strop.core.distill import compass
 from strop.core.distill.alignment import Alignment, align, chosen_units, common_units, identity
-from strop.core.distill.attempts import Attempt, score_all, spans_of, tail_of
+from strop.core.distill.attempts import Attempt, AttemptError, score_all, spans_of, tail_of
 from strop.core.distill.compass import Diagnostics
 from strop.core.distill.retokenize import Retokenizer, same_tokens
+from strop.core.engines.scorers import find_sequence_fault
 from strop.core.models.score import TokenSequence
 from strop.core.records import Sampling
 
@@ -34,7 +35,10 @@ NO_SHIFT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TeacherRule:
-    """Which method, and its constants; `strength` is G-OPD's lambda, `trace` keeps the units in the record."""
+    """Which method, and its constants; `strength` is G-OPD's lambda, `trace` keeps the units in the record.
+
+    `opsd_form` "vocabulary" is the released OPSD: the teacher's prompt goes out, and the loss asks the teacher itself.
+    """
 
     method: str
     alpha: float = compass.ALPHA
@@ -43,6 +47,12 @@ class TeacherRule:
     units: str = "all"
     span_score: str = "mean"
     trace: bool = False
+    opsd_form: str = "vocabulary"
+
+    @property
+    def writes_prompts(self) -> bool:
+        """Whether a teacher's prompt is written in the place of advantages."""
+        return self.method == "opsd" and self.opsd_form == "vocabulary"
 
     @property
     def needs_start(self) -> bool:
@@ -69,6 +79,8 @@ class _Seen:
 class Teachers:
     """Writes `advantages` for each sampled token, 0 where it has no unit, and with compass `logp_ref`.
 
+    OPSD in its own form writes the teacher's prompt instead, and asks no model.
+
     `start` is the policy before distillation (None where the rule does not ask it), `tokenizer` the policy's.
     """
 
@@ -92,9 +104,16 @@ class Teachers:
         self._num = self._num_recent = 0
 
     def check(self, attempt: Attempt) -> None:
-        """Raises DataError without a task, log-probabilities of temperature 1, or one turn; with opsd a solution."""
+        """Raises DataError without a task, log-probabilities of temperature 1, or one turn; with opsd a solution.
+
+        No log-probabilities are needed where a prompt is all that is written.
+        """
         task = attempt.need_task()
         _, logprobs = attempt.response()
+        if self._rule.method == "opsd" and _solution(task.reference) is None:
+            raise attempt.record.bad(f"the task {task.id!r} has no reference in words or numbers", "task")
+        if self._rule.writes_prompts:
+            return
         if not logprobs or attempt.chunk.logprobs is UNSET:
             message = "missing; the policy's own log-probabilities are one side of every comparison"
             raise attempt.record.bad(message, "chunks[0].logprobs")
@@ -103,11 +122,12 @@ class Teachers:
         if is_cut or (sampling.logprobs != "raw" and sampling.temperature != 1):
             message = "the log-probabilities are not those of temperature 1 over the whole vocabulary, as teachers' are"
             raise attempt.record.bad(message, "sampling")
-        if self._rule.method == "opsd" and _solution(task.reference) is None:
-            raise attempt.record.bad(f"the task {task.id!r} has no reference in words or numbers", "task")
 
     def apply(self, attempts: Sequence[Attempt]) -> None:
         """Sets the signals of a batch."""
+        if self._rule.writes_prompts:
+            self._write_prompts(attempts)
+            return
         start = self._start_scores(attempts)
         if self._rule.method == "opsd":
             assert self._start is not None
@@ -128,6 +148,24 @@ class Teachers:
             other = others[i]
             beside = None if other is None or other is seen[i] else other.alignment
             self._set(attempt, seen[i].alignment, beside, scores[i], other_scores[i], start[i])
+
+    def _write_prompts(self, attempts: Sequence[Attempt]) -> None:
+        assert self._start is not None
+        start = self._start
+        taught = [(one, self._privileged(one)) for one in attempts]
+        for attempt, sequence in taught:
+            fault = find_sequence_fault(sequence, vocab_size=start.vocab_size, context_length=start.context_length)
+            if fault is not None:
+                raise AttemptError(attempt, fault)
+        for attempt, sequence in taught:
+            num = attempt.num_sampled
+            self._saw(Diagnostics(num, num, num, num))
+            about = {"method": "opsd", "form": "vocabulary", "teacher": start.info}
+            attempt.set_teacher_prompt(sequence.token_ids[: sequence.spans[0][0]], about)
+
+    def _saw(self, found: Diagnostics) -> None:
+        self._all, self._recent = self._all + found, self._recent + found
+        self._num, self._num_recent = self._num + 1, self._num_recent + 1
 
     def _start_scores(self, attempts: Sequence[Attempt]) -> list[list[float]]:
         """What the start says of the policy's own tokens; [] where the rule does not ask."""
@@ -197,8 +235,7 @@ class Teachers:
             num_one_to_one = int(alignment.one_to_one_U.sum())
             found = Diagnostics(len(student), int(alignment.mask_T.sum()), num_one_to_one, alignment.num_units)
             columns = []
-        self._all, self._recent = self._all + found, self._recent + found
-        self._num, self._num_recent = self._num + 1, self._num_recent + 1
+        self._saw(found)
         about |= {"units": rule.units, "span_score": rule.span_score, "coverage": round(found.coverage, 7)}
         about |= {"teacher": (self._teacher.scorer if self._teacher else self._start).info}  # type: ignore[union-attr]
         if self._reference is not None:

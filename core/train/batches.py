@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from strop.core.models.tokens import Tokenizer
 
 
+# What a loss learns from where that is no advantage, and who writes it.
+SIGNALS = {
+    "nsd": ("chunks[].gate", "strop distill --nsd"),
+    "opsd": ("chunks[].teacher_prompt_ids", "strop distill --opsd"),
+}
+
+
 @dataclass(slots=True)
 class Counts:
     """What the input held."""
@@ -100,8 +107,9 @@ class BatchReader:
                 yield self._next()
         counts = self.counts
         if counts.no_advantage and counts.no_advantage == counts.rollouts - counts.errors:
-            message = f"none of {counts.no_advantage} rollouts carries one; pipe them through `strop advantage` first"
-            raise DataError(message, field="advantage")
+            field_name, maker = SIGNALS.get(self._reading.loss, ("advantage", "strop advantage"))
+            message = f"none of {counts.no_advantage} rollouts carries one; pipe them through `{maker}` first"
+            raise DataError(message, field=field_name)
         if self._batch.groups:
             yield self._next()
 

@@ -81,7 +81,8 @@ class TrainSequence:
     `old_logprobs` is empty where the record has none; `values` and `returns` are the critic's, `logp_ref` and `gate`
     those of a negative self-teacher, empty without one. The logits are divided by `temperature` before the softmax, as
     they were when the tokens were drawn. `routing` holds for each token but the last the experts to use,
-    [len(token_ids) - 1, L, K]; None leaves the choice to the model.
+    [len(token_ids) - 1, L, K]; None leaves the choice to the model. `teacher_prompt_ids` is what the frozen model reads
+    in the place of all tokens before the first position; None: the same tokens.
     """
 
     token_ids: list[int]
@@ -94,6 +95,25 @@ class TrainSequence:
     logp_ref: list[float] = field(default_factory=list)
     gate: list[float] = field(default_factory=list)
     routing: NDArray[Any] | None = None
+    teacher_prompt_ids: list[int] | None = None
+
+    @property
+    def num_fed(self) -> int:
+        """How many tokens go through the model, or through the teacher if that reads more. The last is never fed."""
+        own = len(self.token_ids) - 1
+        return own if self.teacher_prompt_ids is None else max(own, own + self.teacher_shift)
+
+    @property
+    def teacher_shift(self) -> int:
+        """By how much the trained positions move in what the teacher reads."""
+        return 0 if self.teacher_prompt_ids is None else len(self.teacher_prompt_ids) - self.positions[0]
+
+    @property
+    def teacher_ids(self) -> list[int]:
+        """What the teacher is fed."""
+        if self.teacher_prompt_ids is None:
+            return self.token_ids[:-1]
+        return self.teacher_prompt_ids + self.token_ids[self.positions[0] : -1]
 
 
 @dataclass(slots=True)
@@ -136,24 +156,26 @@ class Reading:
 
 def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> Example | None:
     """The example of a rollout, or None if it carries no signal (or, for sft, was no success). Raises DataError."""
-    is_sft, is_nsd = reading.loss == "sft", reading.loss == "nsd"
+    is_sft, is_nsd, is_opsd = (reading.loss == loss for loss in ("sft", "nsd", "opsd"))
     if is_sft and rollout.success is not True:
         return None
-    credit = None if is_sft or is_nsd else _credit(record, rollout)
+    credit = None if is_sft or is_nsd or is_opsd else _credit(record, rollout)
     if is_nsd and all(chunk.gate is UNSET for chunk in rollout.chunks):
         return None
-    if not is_sft and not is_nsd and credit is None:
+    if is_opsd and all(chunk.teacher_prompt_ids is UNSET for chunk in rollout.chunks):
+        return None
+    if not (is_sft or is_nsd or is_opsd) and credit is None:
         return None
     if not rollout.chunks:
         raise record.bad("missing; training needs the tokens of a rollout", "chunks")
     check_chunks(record, rollout.chunks, reading.vocabulary())
     sampling = rollout.sampling or Sampling()
-    if not is_sft and (not is_nsd or reading.needs_old):
+    if not is_sft and not is_opsd and (not is_nsd or reading.needs_old):
         _check_sampling(record, sampling, allowed=reading.allow_truncated)
     if is_nsd and reading.needs_old and sampling.temperature != 1:
         # The scores are those of temperature 1, which is what NSD trains.
         raise record.bad("the trust mask compares with log-probabilities of temperature 1", "sampling.temperature")
-    plain = is_sft or is_nsd or sampling.logprobs == "raw" or sampling.temperature == 0
+    plain = is_sft or is_nsd or is_opsd or sampling.logprobs == "raw" or sampling.temperature == 0
     temperature = 1.0 if plain else sampling.temperature
     example = Example(rollout.id)
     for i, chunk in enumerate(rollout.chunks):
@@ -165,6 +187,8 @@ def rollout_example(record: Record, rollout: TrainRollout, reading: Reading) -> 
         sequence = _sequence(chunk.token_ids, positions, advantages, old, temperature)
         if is_nsd:
             sequence.logp_ref, sequence.gate = _signals(record, chunk, i)
+        if is_opsd:
+            sequence.teacher_prompt_ids = _teacher_prompt(record, chunk, i)
         if reading.needs_returns:
             sequence.values, sequence.returns = _critic_values(record, chunk, i)
         routing = None if reading.routing is None else reading.routing.of_chunk(record, i, chunk)
@@ -226,6 +250,13 @@ def _signals(record: Record, chunk: Chunk, i: int) -> tuple[list[float], list[fl
         if not 0 <= gate < math.inf:
             raise record.bad(f"{gate} is below 0 and no gate", f"chunks[{i}].gate[{j}]")
     return chunk.logp_ref, chunk.gate
+
+
+def _teacher_prompt(record: Record, chunk: Chunk, i: int) -> list[int]:
+    if chunk.teacher_prompt_ids is UNSET or not chunk.teacher_prompt_ids:
+        message = "missing or empty; --loss opsd learns from what `strop distill --opsd` writes"
+        raise record.bad(message, f"chunks[{i}].teacher_prompt_ids")
+    return chunk.teacher_prompt_ids
 
 
 def _check_sampling(record: Record, sampling: Sampling, *, allowed: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from strop.core.models.packing import pack
-from strop.core.train.losses import LossOptions, kl_estimates, nsd, token_losses, token_weights
+from strop.core.train.losses import LossOptions, kl_estimates, nsd, opsd, token_losses, token_weights
 
 if TYPE_CHECKING:
     from strop.core.train.examples import Example, TrainSequence
@@ -107,7 +107,7 @@ class Trainer:
             for one, weight in zip(examples, per_example, strict=True)
             for sequence in one.sequences
         ]
-        lengths = [len(sequence.token_ids) - 1 for sequence, _ in weighted]
+        lengths = [sequence.num_fed for sequence, _ in weighted]
         budget = self.optim.pack_tokens if self.policy.can_pack else 1
         sums = Sums()
         for indices in pack(lengths, budget):
@@ -124,13 +124,18 @@ class Trainer:
             [weight for sequence, weight in part for _ in sequence.positions], dtype=torch.float64
         ).to(batch.advantages)
         reference = self.policy.reference_logprobs(batch) if options.kl_coef else None
+        teacher = self.policy.teacher_softmax(batch) if options.divergence else None
         with self.policy.replaying(batch):
             entropy_grad, full = options.entropy_coef != 0, None
-            if options.loss == "nsd" and options.nsd.anchor == "full":
-                logprobs, entropy, full = self.policy.logprobs_and_divergence(batch, entropy_grad=entropy_grad)
+            if options.divergence is not None and teacher is not None:
+                logprobs, entropy, full = self.policy.logprobs_and_divergence(
+                    batch, teacher, options.divergence, entropy_grad=entropy_grad
+                )
             else:
                 logprobs, entropy = self.policy.logprobs(batch, entropy_grad=entropy_grad)
-            if options.loss == "nsd":
+            if options.loss == "opsd" and full is not None:
+                result = opsd(full)
+            elif options.loss == "nsd":
                 result = nsd(logprobs, batch.logp_ref, batch.gate, batch.old, options.nsd, full)
             else:
                 result = token_losses(logprobs, batch.old, batch.advantages, options)

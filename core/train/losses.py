@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOSSES = ("ppo", "dppo", "reinforce", "nsd", "sft")
+LOSSES = ("ppo", "dppo", "reinforce", "nsd", "opsd", "sft")
 KL_ESTIMATORS = ("k1", "k2", "k3")
 DENOMINATORS = ("token", "sequence", "constant", "sum")
 NSD_PENALTIES = ("bounded", "unbounded", "npo")
@@ -47,6 +47,18 @@ class NsdChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class OpsdChoice:
+    """OPSD's loss: the divergence from the frozen model that knows the solution, over the whole vocabulary.
+
+    "jsd" is the generalised Jensen-Shannon divergence with `beta` (the released code: 0.5; sheet
+    distillation-relatives), "forward" KL(teacher || policy), "reverse" KL(policy || teacher).
+    """
+
+    divergence: str = "jsd"
+    beta: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class LossOptions:
     """Which loss, and its constants.
 
@@ -66,6 +78,7 @@ class LossOptions:
     entropy_coef: float = 0.0
     mismatch_cap: float = 0.0
     nsd: NsdChoice = NsdChoice()
+    opsd: OpsdChoice = OpsdChoice()
 
     @property
     def needs_old(self) -> bool:
@@ -74,9 +87,16 @@ class LossOptions:
         return self.loss in ("ppo", "dppo") or self.mismatch_cap > 0 or trusts
 
     @property
+    def divergence(self) -> tuple[str, float] | None:
+        """The divergence from the frozen model that the loss asks for, and its beta (read for "jsd"); None for none."""
+        if self.loss == "opsd":
+            return self.opsd.divergence, self.opsd.beta
+        return ("forward", 0.0) if self.loss == "nsd" and self.nsd.anchor == "full" else None
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the loss asks for the frozen model's distributions."""
-        return self.kl_coef > 0 or (self.loss == "nsd" and self.nsd.anchor == "full")
+        return self.kl_coef > 0 or self.divergence is not None
 
 
 @dataclass(slots=True)
@@ -143,6 +163,14 @@ def nsd(
     if choice.gradient == "policy":
         loss_T = loss_T.detach() * logprobs_T
     return TokenLoss(loss_T, made.clipped, made.masked, {"push": made.push, "anchor": anchor_T, "gate": gate_T})
+
+
+def opsd(divergence_T: Tensor) -> TokenLoss:
+    """The divergence from the teacher is the loss itself, in nats."""
+    import torch
+
+    none_T = torch.zeros_like(divergence_T, dtype=torch.bool)
+    return TokenLoss(divergence_T, none_T, none_T)
 
 
 def ppo(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, low: float, high: float) -> TokenLoss:

@@ -33,11 +33,15 @@ class LoraOptions:
 class PackBatch:
     """One pack as tensors: the sequences' tokens, and what belongs to the trained positions, in the same order.
 
-    `routing` [T, L, K] holds the experts to use for each of the T tokens that are fed; None leaves it to the model.
+    A teacher reads `teacher_ids`, where the trained positions are in `teacher_rows`: the policy's own tokens, but for a
+    self-teacher with a prompt of its own. `routing` [T, L, K] holds the experts to use for each of the T tokens that
+    are fed; None leaves it to the model.
     """
 
     token_ids: list[list[int]]
     rows: Tensor
+    teacher_ids: list[list[int]]
+    teacher_rows: Tensor
     targets: Tensor
     temperature: Tensor
     old: Tensor
@@ -94,12 +98,16 @@ class Policy:
         import torch
 
         rows: list[int] = []
+        teacher_rows: list[int] = []
         targets: list[int] = []
-        start = 0
-        for one in sequences:
+        start = teacher_start = 0
+        teacher_ids = [one.teacher_ids for one in sequences]
+        for one, read in zip(sequences, teacher_ids, strict=True):
             rows.extend(start + position - 1 for position in one.positions)
+            teacher_rows.extend(teacher_start + one.teacher_shift + position - 1 for position in one.positions)
             targets.extend(one.token_ids[position] for position in one.positions)
             start += len(one.token_ids) - 1
+            teacher_start += len(read)
         nan = float("nan")
 
         def column(values: list[float]) -> Tensor:
@@ -108,6 +116,8 @@ class Policy:
         return PackBatch(
             token_ids=[one.token_ids[:-1] for one in sequences],
             rows=torch.tensor(rows, device=self.device),
+            teacher_ids=teacher_ids,
+            teacher_rows=torch.tensor(teacher_rows, device=self.device),
             targets=torch.tensor(targets, device=self.device),
             temperature=column([one.temperature for one in sequences for _ in one.positions]),
             old=column([value for one in sequences for value in (one.old_logprobs or [nan] * len(one.positions))]),
@@ -139,17 +149,26 @@ class Policy:
         logprobs, entropy = self._score(self._softmax(self.model, batch), batch, entropy_grad=entropy_grad)
         return logprobs, entropy
 
-    def logprobs_and_divergence(self, batch: PackBatch, *, entropy_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """What `logprobs` gives, and KL(reference || policy) (nats) over the whole vocabulary at the trained tokens."""
-        import torch
+    def logprobs_and_divergence(
+        self, batch: PackBatch, teacher: Softmax, choice: tuple[str, float], *, entropy_grad: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `logprobs` gives, and the divergence (nats) from the teacher over the whole vocabulary.
 
+        `teacher` is `teacher_softmax` of the same batch; `choice` a divergence of the kernel and its beta.
+        """
         from strop.kernels.linear_divergence import linear_divergence
 
-        with torch.no_grad(), self._as_reference() as model:
-            reference = self._softmax(model, batch)
         policy = self._softmax(self.model, batch)
         logprobs, entropy = self._score(policy, batch, entropy_grad=entropy_grad)
-        return logprobs, entropy, linear_divergence(policy, reference)
+        divergence, beta = choice
+        return logprobs, entropy, linear_divergence(policy, teacher, divergence=divergence, beta=beta)
+
+    def teacher_softmax(self, batch: PackBatch) -> Softmax:
+        """The reference's distributions at the trained tokens, given what a teacher reads; no gradient."""
+        import torch
+
+        with torch.no_grad(), self._as_reference() as model:
+            return self._softmax(model, batch, as_teacher=True)
 
     def reference_logprobs(self, batch: PackBatch) -> Tensor:
         """Log-probabilities of the trained tokens under the reference; no gradient."""
@@ -170,7 +189,7 @@ class Policy:
         with self.model.disable_adapter():
             yield self.model
 
-    def _softmax(self, model: Any, batch: PackBatch) -> Softmax:
+    def _softmax(self, model: Any, batch: PackBatch, *, as_teacher: bool = False) -> Softmax:
         """The distributions at the trained tokens, as hidden states and an output matrix."""
         import torch
 
@@ -180,9 +199,10 @@ class Policy:
         narrow = self._narrow
         autocast = nullcontext() if narrow is None else torch.autocast(self.device.type, narrow)
         with packed_attention(model), autocast:
-            hidden = hidden_states(model, batch.token_ids)
+            hidden = hidden_states(model, batch.teacher_ids if as_teacher else batch.token_ids)
         weight = head.weight if narrow is None else head.weight.to(narrow)
-        return Softmax(hidden[batch.rows].to(weight.dtype), weight, head.bias, batch.temperature * head.divisor)
+        rows = batch.teacher_rows if as_teacher else batch.rows
+        return Softmax(hidden[rows].to(weight.dtype), weight, head.bias, batch.temperature * head.divisor)
 
     def _score(self, softmax: Softmax, batch: PackBatch, *, entropy_grad: bool | None) -> tuple[Tensor, ...]:
         """Log-probabilities of the trained tokens, and unless `entropy_grad` is None the entropies."""

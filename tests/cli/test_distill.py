@@ -198,10 +198,39 @@ def test_compass_agrees_with_its_parts(distill, sampled, family):
 
 
 def test_opsd_reads_behind_the_solution(distill, sampled, tiny_model):
-    result = distill("--opsd", input=sampled)
+    result = distill("--opsd", "--opsd-form", "sampled", input=sampled)
     for record in rollouts_of(result.records):
         assert any(abs(value) > 1e-3 for value in record["chunks"][0]["advantages"])
         assert record["distill"]["coverage"] == 1
+
+
+def test_opsd_writes_what_its_teacher_reads_and_train_asks_it(distill, sampled, run_strop, tiny_model, tmp_path):
+    from strop.core.distill.conditions import Prompts
+    from strop.core.models.load import load_tokenizer, resolve_model
+
+    tokenizer = load_tokenizer(resolve_model(str(tiny_model), offline=True))
+    tasks = {record["id"]: record for record in sampled if record["kind"] == "task"}
+    result = distill("--opsd", "--metrics", input=sampled)
+    for record in rollouts_of(result.records):
+        chunk, task = record["chunks"][0], tasks[record["task"]]
+        told = Prompts().privileged(task["prompt"], str(task["reference"]))
+        assert chunk["teacher_prompt_ids"] == tokenizer.encode_prompt(told)
+        assert "advantages" not in chunk
+        assert record["distill"]["method"] == "opsd"
+    assert metrics_of(result.records)["distilled_rollouts"] == 10
+    args = ["train", "--model", tiny_model, "--dtype", "float32", "--loss", "opsd", "--lr", "1e-2", "--epochs", "3"]
+    for extra in ["--lora", "4"], ["--lora", "0"]:
+        trained = run_strop([*args, *extra, "--out", tmp_path / extra[1]], input=result.records, env=ENV)
+        losses = [one["value"] for one in trained.records if one.get("name") == "loss"]
+        assert len(losses) == 3
+        assert losses[2] < losses[0]
+
+
+def test_opsd_with_an_adapter_has_no_frozen_side(distill, sampled, tmp_path):
+    tasks = [record for record in sampled if record["kind"] == "task"]
+    result = distill("--opsd", "--adapter", "some", "--out", tmp_path / "run", input=tasks, check=False)
+    assert result.status == 2
+    assert "--opsd-form sampled" in result.stderr
 
 
 def test_teacher_equal_to_reference_is_warned_of(distill, sampled, family):
@@ -276,7 +305,7 @@ def tasks_of(records, number):
     return [record for record in records if record["kind"] == "task"][:number]
 
 
-@pytest.mark.parametrize("method", ["nsd", "compass"])
+@pytest.mark.parametrize("method", ["nsd", "compass", "opsd"])
 def test_the_loop_on_policy(distill, sampled, family, tmp_path, method):
     teachers = ["--teacher", family[0], "--reference", family[1]] if method == "compass" else []
     args = [f"--{method}", *teachers, "--tasks-per-update", "2", "--passes", "2", "--max-tokens", "5", "--lora", "4"]
@@ -291,7 +320,7 @@ def test_the_loop_on_policy(distill, sampled, family, tmp_path, method):
     made = [json.loads(line) for line in kept.read_text().splitlines()]
     assert [record["policy"]["version"] for record in made] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len({record["id"] for record in made}) == 8
-    name = "gate" if method == "nsd" else "advantages"
+    name = {"nsd": "gate", "compass": "advantages", "opsd": "teacher_prompt_ids"}[method]
     assert all(name in record["chunks"][0] for record in made)
     # On policy: what the engine said when it sampled is what the trainer finds, after every update.
     gaps = [r["value"] for r in result.records if r["kind"] == "metric" and r["name"] == "logprob_gap_max"]
@@ -351,6 +380,7 @@ def test_killed_in_the_loop_every_checkpoint_is_whole(sampled, tiny_model, tmp_p
         (["--nsd", "--condition", "wiki"], "needs --articles"),
         (["--nsd", "--go-on"], "go with --out"),
         (["--nsd", "--out", "o", "--engine", "vllm"], "engine is transformers"),
+        (["--opsd", "--out", "o", "--opsd-beta", "1"], "between 0 and 1"),
     ],
 )
 def test_usage(distill, args, message):
@@ -430,6 +460,15 @@ def test_a_prompt_too_long_for_the_teacher_is_set_aside(distill, sampled, family
     records[0]["prompt"] = "1+1=2\n" * 200
     args = ["--opd", "--teacher", family[0], "--keep-going"]
     result = distill(*args, input=records, check=False)
+    assert result.status == 1
+    assert len(rollouts_of(result.records)) == 8
+    assert "context" in result.stderr
+
+
+def test_a_solution_too_long_for_the_teacher_is_set_aside(distill, sampled):
+    records = json.loads(json.dumps(sampled))
+    records[0]["reference"] = "1+1=2\n" * 200
+    result = distill("--opsd", "--keep-going", input=records, check=False)
     assert result.status == 1
     assert len(rollouts_of(result.records)) == 8
     assert "context" in result.stderr
